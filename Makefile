@@ -1,0 +1,63 @@
+# Everything a person needs: make demo, make serve, make test. VENV may point elsewhere.
+VENV ?= .venv
+PYTHON ?= python3
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PROTOS := $(wildcard proto/twophase/v1/*.proto)
+PACKAGES := core engine kv_transfer prefill_worker decode_worker router deploy bench proto/twophase
+
+.DEFAULT_GOAL := help
+.PHONY: help demo serve test check proto format model parity clean \
+	bench-engine bench-interference bench-transfer
+
+help:  ## Show this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
+
+$(STAMP): pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "twophase needs Python 3.11 or newer")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	touch $@
+
+model: $(STAMP)  ## Fetch the default model
+	@$(BIN)/twophase model fetch smollm2-135m-instruct
+
+demo: $(STAMP)  ## Install, fetch the model, start a small cluster, ask one question, stop
+	@$(BIN)/twophase demo
+
+serve: $(STAMP)  ## The same, but stay up (gRPC on 127.0.0.1:8100) until Ctrl-C
+	@$(BIN)/twophase serve
+
+test: $(STAMP)  ## Run the whole test suite
+	$(BIN)/python -m pytest
+
+check: $(STAMP)  ## Format, lint, types, layers, generated code, sizes
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy $(PACKAGES)
+	$(BIN)/lint-imports
+	$(BIN)/python -m tests.check_generated
+	$(BIN)/python -m tests.sizes
+
+format: $(STAMP)  ## Put the code into the house format
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+proto: $(STAMP)  ## Generate the message modules from proto/twophase/v1/*.proto
+	$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=proto --pyi_out=proto \
+		--grpc_python_out=proto $(PROTOS)
+
+parity: $(STAMP)  ## Compare every mode and transport with a file of reference tokens
+	$(BIN)/python -m bench.parity $(REFERENCE)
+
+bench-engine: $(STAMP)  ## One core: prefill and decode beside transformers and the machine's limit
+	$(BIN)/python -m bench.engine
+
+bench-interference: $(STAMP)  ## What a long prompt does to running streams, in each mode
+	$(BIN)/python -m bench.interference
+
+bench-transfer: $(STAMP)  ## Each KV transport beside a plain copy of the same bytes
+	$(BIN)/python -m bench.transfer
+
+clean:  ## Remove the virtual environment and caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

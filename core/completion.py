@@ -1,0 +1,42 @@
+"""How a request ended: the record that closes every stream and every log line."""
+
+from dataclasses import dataclass
+
+from core.request import FinishReason, RequestId, Usage, WorkerName
+from core.timeline import Phases, TransferReport
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One finished request.
+
+    prefill_worker equals decode_worker, and transfer is None, when no KV cache was moved.
+    placement says in words why these workers were chosen.
+    """
+
+    request_id: RequestId
+    finish_reason: FinishReason
+    usage: Usage
+    phases: Phases
+    transfer: TransferReport | None
+    prefill_worker: WorkerName
+    decode_worker: WorkerName
+    placement: str
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """One message of an answer; `completion` comes with the last one only."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    completion: Completion | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChatMessage:
+    """One turn of a conversation, as the chat template knows it."""
+
+    role: str
+    content: str

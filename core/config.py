@@ -1,0 +1,221 @@
+"""The one YAML file: its schema, its loader, and errors that name the path and the nearest key.
+
+Precedence: `key=value` overrides (dotted keys), then the file, then the defaults below. Nothing is
+written back: what a process discovers (ports, number of blocks) is returned, never stored here.
+"""
+
+import difflib
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import yaml
+from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationError, model_validator
+
+from core.errors import ConfigError
+from core.layout import Dtype
+
+MIB = 1 << 20
+GIB = 1 << 30
+
+Seconds = Annotated[float, Field(gt=0, le=86_400)]
+
+
+class Mode(StrEnum):
+    """How the two phases share workers."""
+
+    DISAGGREGATED = "disaggregated"
+    COLOCATED = "colocated"
+    CHUNKED = "chunked"
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class EngineConfig(_Section):
+    """How every worker runs the model."""
+
+    dtype: Dtype = Dtype.FLOAT32
+    """Weights, activations and KV cache: float32 or bfloat16."""
+    block_size: int = Field(default=16, ge=1, le=1024)
+    """Tokens of one KV block."""
+    max_context_tokens: int | None = Field(default=None, ge=2)
+    """Prompt and answer together; default: what the checkpoint was trained for."""
+    nice: int = Field(default=10, ge=0, le=19)
+    """Added to the compute thread's niceness, so that threads that move data go first."""
+
+
+class PoolConfig(_Section):
+    """What both pools have in common; the sizes are those of one replica."""
+
+    replicas: int = Field(default=1, ge=1, le=1024)
+    """Workers of the pool."""
+    num_threads: int = Field(default=1, ge=1, le=256)
+    """Compute threads of one worker."""
+    cores: tuple[int, ...] | None = None
+    """CPU cores for the compute threads; replica i takes the i-th share of num_threads. Default:
+    wherever the system puts them."""
+    kv_cache: ByteSize = Field(default=ByteSize(GIB), ge=1)
+    """Memory for KV blocks: bytes, or a string such as 512MiB."""
+    max_batch_tokens: int = Field(default=512, ge=1)
+    """Tokens of one step: the chunk budget of a prefill."""
+
+    @model_validator(mode="after")
+    def _cores_suffice(self) -> Self:
+        if self.cores is not None and len(self.cores) != self.replicas * self.num_threads:
+            raise ValueError(
+                f"cores names {len(self.cores)} cores; {self.replicas} replicas of "
+                f"{self.num_threads} threads take {self.replicas * self.num_threads}"
+            )
+        return self
+
+    def cores_of(self, replica: int) -> tuple[int, ...] | None:
+        """Cores of the replica with this index; None leaves the choice to the system."""
+        if self.cores is None:
+            return None
+        return self.cores[replica * self.num_threads : (replica + 1) * self.num_threads]
+
+
+class PrefillConfig(PoolConfig):
+    """The pool that reads prompts; only in mode disaggregated."""
+
+    max_waiting_requests: int = Field(default=1024, ge=1)
+    """Prompts that one worker lets wait; more are refused."""
+
+
+class DecodeConfig(PoolConfig):
+    """The pool that makes tokens; in modes colocated and chunked it reads the prompts, too."""
+
+    max_num_sequences: int = Field(default=64, ge=1)
+    """Sequences of one decode step."""
+    max_waiting_requests: int = Field(default=1024, ge=1)
+    """Requests that one worker lets wait for blocks; more are refused."""
+
+
+class TransferConfig(_Section):
+    """The handoff of KV blocks from prefill to decode."""
+
+    backend: Literal["auto", "shm", "torch"] = "auto"
+    """shm: same host; torch: gloo between CPUs, NCCL between CUDA devices; auto: per pair."""
+    piece: ByteSize = Field(default=ByteSize(8 * MIB), ge=4096)
+    """Most bytes that are sent and checked as one piece."""
+    connect_timeout_s: Seconds = 10.0
+    """Longest wait for the other end of a new link."""
+
+
+class RouterConfig(_Section):
+    """The front door."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    port: int = Field(default=8100, ge=0, le=65_535)
+    """Port of the gRPC endpoint; 0 takes a free one."""
+    workers: tuple[str, ...] = ()
+    """host:port of workers that were started by hand."""
+    max_active_requests: int = Field(default=1024, ge=1)
+    """Requests between first and last message; more are refused with RESOURCE_EXHAUSTED."""
+    default_deadline_s: Seconds = 600.0
+    """For requests that come without a deadline; also the most that one may ask for."""
+    drain_s: Seconds = 30.0
+    """Longest wait for running requests when stopping."""
+
+
+class ClusterConfig(_Section):
+    """A whole cluster."""
+
+    model: str = "smollm2-135m-instruct"
+    """A known name, a Hugging Face id, or a local directory."""
+    mode: Mode = Mode.DISAGGREGATED
+    """disaggregated, colocated or chunked."""
+    engine: EngineConfig = EngineConfig()
+    prefill: PrefillConfig | None = None
+    """Only in mode disaggregated; defaults to one worker there."""
+    decode: DecodeConfig = DecodeConfig()
+    transfer: TransferConfig = TransferConfig()
+    router: RouterConfig = RouterConfig()
+
+    @model_validator(mode="after")
+    def _prefill_pool_fits_mode(self) -> Self:
+        if self.mode is not Mode.DISAGGREGATED and self.prefill is not None:
+            raise ValueError(f"prefill has no effect in mode {self.mode}: take it out")
+        return self
+
+    @property
+    def prefill_pool(self) -> PrefillConfig | None:
+        """The prefill pool in force; None where decode workers read the prompts."""
+        if self.mode is not Mode.DISAGGREGATED:
+            return None
+        return self.prefill or PrefillConfig()
+
+
+def load_config(path: Path | None = None, overrides: Sequence[str] = ()) -> ClusterConfig:
+    """The configuration of `path` (None: the defaults) with `key=value` overrides.
+
+    Raises:
+        ConfigError: with the dotted path of the offending key and, for an unknown one, the
+            nearest known key.
+    """
+    tree = _read_yaml(path) if path is not None else {}
+    for override in overrides:
+        _apply_override(tree, override)
+    try:
+        return ClusterConfig.model_validate(tree)
+    except ValidationError as error:
+        raise _config_error(error) from error
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:  # Any: untyped until pydantic has seen it
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(str(path), f"cannot be read ({error.strerror})") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(str(path), f"is not YAML: {' '.join(str(error).split())}") from error
+    if tree is None:
+        return {}
+    if not isinstance(tree, dict):
+        raise ConfigError(str(path), "must hold keys and values at its top")
+    return tree
+
+
+def _apply_override(tree: dict[str, Any], override: str) -> None:  # Any: as in _read_yaml
+    key, separator, text = override.partition("=")
+    if not separator or not key:
+        raise ConfigError(override, "an override is written key=value")
+    *parents, last = key.split(".")
+    for parent in parents:
+        child = tree.setdefault(parent, {})
+        if not isinstance(child, dict):
+            raise ConfigError(key, f"{parent} holds no keys")
+        tree = child
+    try:
+        tree[last] = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(key, f"{text!r} is not a YAML value") from error
+
+
+def _config_error(error: ValidationError) -> ConfigError:
+    first = error.errors()[0]
+    path = ".".join(str(part) for part in first["loc"]) or "configuration"
+    if first["type"] == "extra_forbidden":
+        known = _known_keys(first["loc"][:-1])
+        nearest = difflib.get_close_matches(str(first["loc"][-1]), known, n=1)
+        return ConfigError(path, "is not a known key", nearest[0] if nearest else None)
+    problem = first["msg"].removeprefix("Value error, ")
+    if first["type"] != "value_error":
+        problem = f"{problem} (got {first['input']!r})"
+    return ConfigError(path, problem)
+
+
+def _known_keys(path: tuple[int | str, ...]) -> list[str]:
+    sections: dict[str, type[BaseModel]] = {
+        "engine": EngineConfig,
+        "prefill": PrefillConfig,
+        "decode": DecodeConfig,
+        "transfer": TransferConfig,
+        "router": RouterConfig,
+    }
+    section = sections[str(path[0])] if path else ClusterConfig
+    return list(section.model_fields)

@@ -1,0 +1,72 @@
+"""How KV blocks lie in memory, and the fingerprint that two workers compare before a handoff.
+
+A *block* holds K and V of `block_size` consecutive tokens for all layers. In memory the cache of
+one worker is one tensor of shape (num_layers, 2, num_blocks, block_size, num_kv_heads, head_dim),
+2 being K then V: so the smallest contiguous run that belongs to one block is a *page*, K or V of
+one block in one layer (the shape that paged attention kernels take).
+"""
+
+import hashlib
+from dataclasses import dataclass, fields
+from enum import StrEnum
+
+PROTOCOL_VERSION = 1
+
+
+class Dtype(StrEnum):
+    """Number format of weights, activations and KV cache."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one value."""
+        return 4 if self is Dtype.FLOAT32 else 2
+
+
+@dataclass(frozen=True, slots=True)
+class KVLayout:
+    """Everything that must be equal on both ends of a link."""
+
+    weights_hash: str
+    dtype: Dtype
+    block_size: int
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    tensor_parallel_size: int = 1
+    protocol_version: int = PROTOCOL_VERSION
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of K (or of V) of one block in one layer: the smallest contiguous run."""
+        return self.block_size * self.num_kv_heads * self.head_dim * self.dtype.itemsize
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block over all layers, K and V."""
+        return self.num_layers * 2 * self.page_bytes
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of one token over all layers, K and V."""
+        return self.block_bytes // self.block_size
+
+    @property
+    def fingerprint(self) -> str:
+        """16 hex digits that are equal exactly when every field is."""
+        text = "|".join(f"{f.name}={getattr(self, f.name)}" for f in fields(self))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def num_blocks(self, num_tokens: int) -> int:
+        """Blocks that `num_tokens` tokens fill, the last one perhaps partly."""
+        return -(-num_tokens // self.block_size)
+
+    def differences(self, other: "KVLayout") -> str:
+        """Fields whose values differ, with both values, for people; empty when equal."""
+        return ", ".join(
+            f"{f.name} {getattr(self, f.name)} != {getattr(other, f.name)}"
+            for f in fields(self)
+            if getattr(self, f.name) != getattr(other, f.name)
+        )

@@ -1,0 +1,58 @@
+"""A process that serves until it is told to stop: signals, log lines, exit codes.
+
+SIGINT or SIGTERM asks it to stop in order; a second one ends it at once. A TwophaseError ends it
+with one line on standard error and exit code 2.
+"""
+
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+
+from core.errors import TwophaseError
+
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
+EXIT_REFUSED = 2
+
+
+def start_logging(level: int = logging.INFO) -> None:
+    """Log lines to standard error."""
+    logging.basicConfig(level=level, format=LOG_FORMAT, stream=sys.stderr)
+
+
+async def until_signal(serve: Callable[[asyncio.Event], Awaitable[None]]) -> None:
+    """Run `serve` with an event that the first SIGINT or SIGTERM sets."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def on_signal(number: int) -> None:
+        stop.set()
+        loop.remove_signal_handler(number)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, on_signal, number)
+    await serve(stop)
+
+
+def exit_code_of(run: Callable[[], None]) -> int:
+    """0 after `run`; EXIT_REFUSED, with one line, after a TwophaseError."""
+    try:
+        run()
+    except TwophaseError as error:
+        sys.stderr.write(f"twophase: {error}\n")
+        return EXIT_REFUSED
+    except BaseExceptionGroup as group:
+        errors = group.subgroup(TwophaseError)
+        if errors is None:
+            raise
+        sys.stderr.write(f"twophase: {_first(errors)}\n")
+        return EXIT_REFUSED
+    return 0
+
+
+def _first(group: BaseExceptionGroup[TwophaseError]) -> BaseException:
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -1,0 +1,157 @@
+"""What a user asked for, where it stands, and how it ended.
+
+The life of a request, as the router sees it::
+
+    RECEIVED -> ADMITTED -> RESERVING -> PREFILLING -> TRANSFERRING -> DECODING -> FINISHED
+        |           |           |            |              |             |
+        +-----------+-----------+------------+--------------+-------------+-> FAILED
+
+Colocated and chunked requests skip TRANSFERRING. FINISHED and FAILED are final: whatever the
+request held is given back on entering them, once.
+"""
+
+from dataclasses import dataclass, field
+from enum import Enum, StrEnum
+from typing import NewType
+
+from core.errors import InvalidRequest, InvariantBroken
+
+RequestId = NewType("RequestId", str)
+WorkerName = NewType("WorkerName", str)
+
+DEFAULT_MAX_TOKENS = 256
+MAX_STOP_TOKEN_IDS = 64
+MAX_SEED = 2**63 - 1
+MAX_REQUEST_ID_LENGTH = 128
+
+
+class FinishReason(StrEnum):
+    """Why a request has no further tokens."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next token is chosen and when to stop.
+
+    temperature 0 is greedy. top_k 0 and top_p 1 keep the whole vocabulary. The draw for the token
+    at absolute position p depends on (seed, p) alone, so a moved or re-batched request draws what
+    it would have drawn. stop_token_ids include the checkpoint's end-of-sequence ids unless the
+    user asked to ignore them; the token that stops a request is part of its output.
+    """
+
+    max_tokens: int = DEFAULT_MAX_TOKENS
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse values outside the documented ranges with field, value and limit."""
+        _require(self.max_tokens >= 1, "max_tokens", self.max_tokens, "must be at least 1")
+        _require(0.0 <= self.temperature <= 2.0, "temperature", self.temperature, "must be 0 to 2")
+        _require(self.top_k >= 0, "top_k", self.top_k, "must be 0 (off) or more")
+        _require(0.0 < self.top_p <= 1.0, "top_p", self.top_p, "must be over 0 and at most 1")
+        _require(0 <= self.seed <= MAX_SEED, "seed", self.seed, f"must be 0 to {MAX_SEED}")
+        _require(
+            len(self.stop_token_ids) <= MAX_STOP_TOKEN_IDS,
+            "stop_token_ids",
+            f"{len(self.stop_token_ids)} ids",
+            f"at most {MAX_STOP_TOKEN_IDS} are taken",
+        )
+
+
+def _require(fact: bool, name: str, value: object, limit: str) -> None:
+    if not fact:
+        raise InvalidRequest(name, value, limit)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One validated generation: token ids in, an absolute deadline, how to sample.
+
+    deadline_s is monotonic seconds of the process that holds the object; on the wire it travels
+    as the seconds that remain.
+    """
+
+    request_id: RequestId
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    deadline_s: float
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Length of the prompt."""
+        return len(self.prompt_token_ids)
+
+    @property
+    def max_num_tokens(self) -> int:
+        """Prompt and answer at their longest."""
+        return self.num_prompt_tokens + self.sampling.max_tokens
+
+    def finish_reason(self, token_id: int, num_output_tokens: int) -> FinishReason | None:
+        """Why `token_id`, the `num_output_tokens`-th of the answer, is the last; None if not."""
+        if token_id in self.sampling.stop_token_ids:
+            return FinishReason.STOP
+        if num_output_tokens >= self.sampling.max_tokens:
+            return FinishReason.LENGTH
+        return None
+
+
+class RequestState(Enum):
+    """Where a request stands; see the module's automaton."""
+
+    RECEIVED = "received"
+    ADMITTED = "admitted"
+    RESERVING = "reserving"
+    PREFILLING = "prefilling"
+    TRANSFERRING = "transferring"
+    DECODING = "decoding"
+    FINISHED = "finished"
+    FAILED = "failed"
+
+
+TRANSITIONS: dict[RequestState, frozenset[RequestState]] = {
+    RequestState.RECEIVED: frozenset({RequestState.ADMITTED, RequestState.FAILED}),
+    RequestState.ADMITTED: frozenset({RequestState.RESERVING, RequestState.FAILED}),
+    RequestState.RESERVING: frozenset({RequestState.PREFILLING, RequestState.FAILED}),
+    RequestState.PREFILLING: frozenset(
+        {RequestState.TRANSFERRING, RequestState.DECODING, RequestState.FAILED}
+    ),
+    RequestState.TRANSFERRING: frozenset({RequestState.DECODING, RequestState.FAILED}),
+    RequestState.DECODING: frozenset({RequestState.FINISHED, RequestState.FAILED}),
+    RequestState.FINISHED: frozenset(),
+    RequestState.FAILED: frozenset(),
+}
+
+
+@dataclass(slots=True)
+class Progress:
+    """The one mutable place of a request's state: moves only along TRANSITIONS."""
+
+    state: RequestState = RequestState.RECEIVED
+    history: list[RequestState] = field(default_factory=lambda: [RequestState.RECEIVED])
+
+    def move(self, state: RequestState) -> None:
+        """Enter `state`; an arrow that the automaton lacks is a bug."""
+        if state not in TRANSITIONS[self.state]:
+            raise InvariantBroken(f"a request cannot go from {self.state.value} to {state.value}")
+        self.state = state
+        self.history.append(state)
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of one request.
+
+    Of the prompt, num_prefill_cached_tokens were found in the prefilling worker's prefix cache,
+    and num_decode_cached_tokens already lay at the decode worker and were not shipped.
+    """
+
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_prefill_cached_tokens: int = 0
+    num_decode_cached_tokens: int = 0

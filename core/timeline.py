@@ -1,0 +1,87 @@
+"""Where the time of one request went, in phases that add up to the whole.
+
+Each phase is measured by the code that waited or computed: the router measures tokenize, place,
+reserve and delivery; the prefill worker queue, prefill and exposed transfer; the decode worker
+slot wait and decode. Only durations cross processes, so no two clocks are ever compared. What the
+phases do not cover (hops between processes) is shown as `unaccounted_s`, never hidden.
+"""
+
+from dataclasses import dataclass, fields
+
+
+@dataclass(frozen=True, slots=True)
+class Phases:
+    """Seconds of each phase of one request, and the whole.
+
+    tokenize          prompt text to token ids
+    place             admission and the choice of workers
+    reserve           router asks decode for blocks, until decode grants them
+    queue             waiting at the prefilling worker, also between two chunks
+    prefill           computing the chunks
+    exposed_transfer  after the last chunk until the KV cache is sealed at decode
+    slot_wait         sealed, waiting for the next decode step to begin
+    decode            first decode step begins, until the last token is sampled
+    delivery          last token's arrival at the router, until it is handed to the transport
+    """
+
+    tokenize_s: float = 0.0
+    place_s: float = 0.0
+    reserve_s: float = 0.0
+    queue_s: float = 0.0
+    prefill_s: float = 0.0
+    exposed_transfer_s: float = 0.0
+    slot_wait_s: float = 0.0
+    decode_s: float = 0.0
+    delivery_s: float = 0.0
+    total_s: float = 0.0
+    time_to_first_token_s: float = 0.0
+
+    @property
+    def accounted_s(self) -> float:
+        """Sum of the phases."""
+        return sum(seconds for _, seconds in self.items())
+
+    @property
+    def unaccounted_s(self) -> float:
+        """What no phase covers: the hops between processes."""
+        return self.total_s - self.accounted_s
+
+    def items(self) -> list[tuple[str, float]]:
+        """(name, seconds) of each phase in the order in which they happen."""
+        names = [f.name for f in fields(self) if f.name not in _WHOLES]
+        return [(name.removesuffix("_s"), getattr(self, name)) for name in names]
+
+
+_WHOLES = ("total_s", "time_to_first_token_s")
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillReport:
+    """What the prefilling worker measured of one request."""
+
+    queue_s: float
+    prefill_s: float
+    num_cached_tokens: int
+    num_chunks: int
+
+
+@dataclass(frozen=True, slots=True)
+class TransferReport:
+    """What the prefill worker measured of one handoff: bytes acknowledged by decode.
+
+    push_s is from the first byte sent to the seal; exposed_s the part after the last chunk.
+    """
+
+    backend: str
+    num_bytes: int
+    num_pieces: int
+    push_s: float
+    exposed_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeReport:
+    """What the decode worker measured of one request."""
+
+    slot_wait_s: float
+    decode_s: float

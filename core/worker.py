@@ -1,0 +1,186 @@
+"""What router and workers say to each other, as values.
+
+A router holds one session per decode worker: DecodeCommands one way, DecodeUpdates the other (one
+per decode step). A prefill is one call that answers with a FirstToken, then a TransferReport.
+"""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from core.errors import TwophaseError
+from core.layout import KVLayout
+from core.request import FinishReason, Request, RequestId, WorkerName
+from core.timeline import DecodeReport, PrefillReport, TransferReport
+
+
+class Role(StrEnum):
+    """Which phase a worker serves."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerInfo:
+    """What a worker is; fixed while its incarnation lives."""
+
+    name: WorkerName
+    role: Role
+    incarnation: str
+    model: str
+    layout: KVLayout
+    num_blocks: int
+    max_context_tokens: int
+    vocab_size: int
+    max_num_sequences: int
+    attention: str
+
+
+@dataclass(frozen=True, slots=True)
+class LinkStatus:
+    """One KV link: its other end, its backend and why that one, bytes acknowledged."""
+
+    peer: WorkerName
+    backend: str
+    reason: str
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStatus:
+    """What a worker holds right now; idle means `held` is all zero."""
+
+    name: WorkerName
+    role: Role
+    address: str
+    pid: int
+    num_total_blocks: int
+    num_free_blocks: int
+    num_cached_blocks: int
+    num_used_blocks: int
+    num_quarantined_blocks: int
+    num_waiting_requests: int
+    num_running_requests: int
+    num_reservations: int
+    num_open_transfers: int
+    num_handler_tasks: int
+    num_steps: int
+    num_transfer_bytes: int
+    num_waiting_prompt_tokens: int
+    links: tuple[LinkStatus, ...] = ()
+
+    @property
+    def held(self) -> dict[str, int]:
+        """Every count that must be zero when no request is in the cluster."""
+        return {
+            "blocks": self.num_used_blocks,
+            "quarantined blocks": self.num_quarantined_blocks,
+            "waiting requests": self.num_waiting_requests,
+            "running requests": self.num_running_requests,
+            "reservations": self.num_reservations,
+            "open transfers": self.num_open_transfers,
+            "handler tasks": self.num_handler_tasks,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteReservation:
+    """Blocks at a decode worker that wait for one request's KV cache.
+
+    block_ids are those of the prompt, in order; the first num_shared_blocks, which hold
+    num_shared_tokens, are already filled and must not be written.
+    """
+
+    decode_worker: WorkerName
+    decode_address: str
+    decode_incarnation: str
+    epoch: int
+    block_ids: tuple[int, ...]
+    num_shared_blocks: int
+    num_shared_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class FirstToken:
+    """The prompt is computed: the answer's first token, and how long it took."""
+
+    token_id: int
+    report: PrefillReport
+
+
+PrefillEvent = FirstToken | TransferReport
+
+
+@dataclass(frozen=True, slots=True)
+class Reserve:
+    """Set blocks aside for `request`; if prefill_locally, also read its prompt here."""
+
+    request: Request
+    prefill_locally: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CancelRequest:
+    """Give up a request; nothing happens if it is not known (any more)."""
+
+    request_id: RequestId
+
+
+DecodeCommand = Reserve | CancelRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """Blocks are set aside."""
+
+    request_id: RequestId
+    reservation: RemoteReservation
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeDone:
+    """The token that carries this is the last."""
+
+    finish_reason: FinishReason
+    report: DecodeReport
+
+
+@dataclass(frozen=True, slots=True)
+class NewToken:
+    """The index-th token of the answer, from 0."""
+
+    request_id: RequestId
+    token_id: int
+    index: int
+    done: DecodeDone | None = None
+    prefill: PrefillReport | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFailed:
+    """The worker gave the request up and holds nothing of it."""
+
+    request_id: RequestId
+    error: TwophaseError
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeUpdate:
+    """What one step, or one change between steps, did for the requests of one router."""
+
+    reserved: tuple[Reserved, ...] = ()
+    tokens: tuple[NewToken, ...] = ()
+    failed: tuple[RequestFailed, ...] = ()
+
+
+@dataclass(slots=True)
+class UpdateBuilder:
+    """Gathers what becomes one DecodeUpdate."""
+
+    reserved: list[Reserved] = field(default_factory=list)
+    tokens: list[NewToken] = field(default_factory=list)
+    failed: list[RequestFailed] = field(default_factory=list)
+
+    def build(self) -> DecodeUpdate:
+        """The gathered update."""
+        return DecodeUpdate(tuple(self.reserved), tuple(self.tokens), tuple(self.failed))

@@ -1,0 +1,36 @@
+"""What one decode worker is told; cut out of the cluster's configuration."""
+
+from dataclasses import dataclass
+
+from core.config import ClusterConfig, DecodeConfig, EngineConfig, Mode, TransferConfig
+from core.request import WorkerName
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeWorkerConfig:
+    """Settings of one decode worker; `listen` is host:port, port 0 takes a free one."""
+
+    name: WorkerName
+    listen: str
+    model: str
+    mode: Mode
+    engine: EngineConfig
+    pool: DecodeConfig
+    transfer: TransferConfig
+    cores: tuple[int, ...] | None = None
+
+    @classmethod
+    def from_cluster(
+        cls, cluster: ClusterConfig, *, replica: int = 0, listen: str = "127.0.0.1:0"
+    ) -> "DecodeWorkerConfig":
+        """Settings of the replica-th worker of the decode pool."""
+        return cls(
+            name=WorkerName(f"decode-{replica}"),
+            listen=listen,
+            model=cluster.model,
+            mode=cluster.mode,
+            engine=cluster.engine,
+            pool=cluster.decode,
+            transfer=cluster.transfer,
+            cores=cluster.decode.cores_of(replica),
+        )

@@ -1,0 +1,179 @@
+"""This worker's end of the KV links: checks who asks, makes the offer, takes the bytes.
+
+One coroutine per link reads the control stream in order; each announced piece is taken by the
+link's own thread before the next message is read, so bytes and headers cannot get out of step.
+What a piece may write, and what a message means, is decided by `handoff`.
+
+Runs in the event loop; only `Receiver.accept` and `Receiver.take` run in the link's thread.
+"""
+
+import asyncio
+import logging
+import uuid
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import torch
+
+from core.clock import Clock
+from core.config import TransferConfig
+from core.errors import ConfigError, LayoutMismatch, PeerLost, TwophaseError
+from core.link import LinkDown, LinkOpened, LinkRefused, LinkUp, OpenLink, Piece
+from core.worker import LinkStatus, WorkerInfo
+from decode_worker.worker import DecodeWorker
+from kv_transfer.backend import (
+    BackendKind,
+    Choice,
+    Endpoint,
+    Offer,
+    Receiver,
+    ReceiverBackend,
+    choose_backend,
+)
+from kv_transfer.shm import host_id
+
+Say = Callable[[LinkDown], None]
+
+
+@dataclass(slots=True)
+class _Link:
+    link_id: str
+    opened_by: OpenLink
+    choice: Choice
+    receiver: Receiver
+    thread: ThreadPoolExecutor
+    num_bytes: int = 0
+
+
+class LinkServer:
+    """The links into one worker's cache."""
+
+    def __init__(
+        self,
+        info: WorkerInfo,
+        worker: DecodeWorker,
+        cache_L2NSKD: torch.Tensor,
+        backends: dict[BackendKind, ReceiverBackend],
+        *,
+        config: TransferConfig,
+        clock: Clock,
+    ) -> None:
+        self.changed: Callable[[], None] = lambda: None
+        self.num_bytes = 0
+        self._info = info
+        self._worker = worker
+        self._cache_L2NSKD = cache_L2NSKD
+        self._backends = backends
+        self._config = config
+        self._clock = clock
+        self._links: dict[str, _Link] = {}
+        self._log = logging.getLogger("twophase.decode_worker")
+
+    @property
+    def statuses(self) -> tuple[LinkStatus, ...]:
+        """What an operator sees of each link."""
+        return tuple(
+            LinkStatus(
+                link.opened_by.prefill_worker, link.choice.kind, link.choice.why, link.num_bytes
+            )
+            for link in self._links.values()
+        )
+
+    async def serve(self, messages: AsyncIterator[LinkUp], say: Say) -> None:
+        """Carry one link from its OpenLink to the end of its stream."""
+        opening = await anext(messages, None)
+        if not isinstance(opening, OpenLink):
+            return
+        try:
+            link, offer = self._open(opening)
+        except TwophaseError as error:
+            self._log.warning("refused a link from %s: %s", opening.prefill_worker, error)
+            say(LinkRefused(error))
+            return
+        say(LinkOpened(link.choice.kind, link.choice.why, tuple(sorted(offer.parameters.items()))))
+        detail = "its stream ended"
+        self._links[link.link_id] = link
+        self._add(link, say)
+        try:
+            await self._in_thread(
+                link, lambda: link.receiver.accept(self._config.connect_timeout_s)
+            )
+            await self._read(link, messages)
+        except PeerLost as error:
+            detail = str(error)
+        finally:
+            self._close(link, detail)
+
+    def _open(self, opening: OpenLink) -> tuple[_Link, Offer]:
+        if opening.decode_incarnation != self._info.incarnation:
+            raise PeerLost(self._info.name, f"{opening.decode_incarnation} is not running any more")
+        if opening.layout != self._info.layout:
+            raise LayoutMismatch(opening.layout.differences(self._info.layout))
+        choice = choose_backend(
+            self._config.backend,
+            prefill=Endpoint(opening.host_id, opening.device),
+            decode=Endpoint(host_id(), str(self._cache_L2NSKD.device)),
+        )
+        if opening.backend != self._config.backend:
+            raise ConfigError(
+                "transfer.backend",
+                f"is {opening.backend} at {opening.prefill_worker} "
+                f"and {self._config.backend} at {self._info.name}",
+            )
+        link_id = uuid.uuid4().hex
+        offer, receiver = self._backends[choice.kind].offer(link_id, self._cache_L2NSKD)
+        thread = ThreadPoolExecutor(1, thread_name_prefix=f"link-{opening.prefill_worker}")
+        return _Link(link_id, opening, choice, receiver, thread), offer
+
+    def _add(self, link: _Link, say: Say) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._worker.handoffs.add_link(link.link_id, link.receiver, say=say, drop=lambda: task.cancel())
+
+    async def _read(self, link: _Link, messages: AsyncIterator[LinkUp]) -> None:
+        async for message in messages:
+            if isinstance(message, Piece):
+                await self._take(link, message)
+            else:
+                self._worker.handoffs.hear(link.link_id, message, self._clock.now_s())
+            self._worker.settle(self._clock.now_s())
+            self.changed()
+
+    async def _take(self, link: _Link, piece: Piece) -> None:
+        handoffs = self._worker.handoffs
+        arrival = handoffs.arrive(link.link_id, piece, self._clock.now_s())
+        targets = arrival.target_block_ids
+        if targets is None:
+            self._log.info("piece %d of %s: %s", piece.index, piece.request_id, arrival.refusal)
+        taken = link.thread.submit(link.receiver.take, piece.span, targets)
+        try:
+            await asyncio.wait([asyncio.wrap_future(taken)])
+        finally:
+            # Also when this link is being dropped: until its thread has returned it may write.
+            await asyncio.wait([asyncio.wrap_future(taken)])
+            self._taken(link, piece, taken)
+        taken.result()
+
+    def _taken(self, link: _Link, piece: Piece, taken: Future[int]) -> None:
+        handoffs, now_s = self._worker.handoffs, self._clock.now_s()
+        error = taken.exception()
+        if error is not None:
+            handoffs.take_failed(link.link_id, piece, str(error), now_s)
+            return
+        link.num_bytes += piece.num_bytes
+        self.num_bytes += piece.num_bytes
+        handoffs.landed(link.link_id, piece, taken.result(), now_s)
+
+    async def _in_thread(self, link: _Link, call: Callable[[], None]) -> None:
+        await asyncio.get_running_loop().run_in_executor(link.thread, call)
+
+    def _close(self, link: _Link, detail: str) -> None:
+        del self._links[link.link_id]
+        link.receiver.close()
+        link.thread.shutdown(wait=False)
+        now_s = self._clock.now_s()
+        self._worker.handoffs.lose_link(link.link_id, detail, now_s)
+        self._worker.settle(now_s)
+        self.changed()
+        self._log.info("link from %s closed: %s", link.opened_by.prefill_worker, detail)

@@ -1,0 +1,88 @@
+"""One request at a decode worker: its blocks, its tokens, and when what happened."""
+
+from dataclasses import dataclass, field
+
+from core.request import Request
+from core.timeline import DecodeReport, PrefillReport
+from engine.batch import SequenceStep
+from engine.block_pool import Reservation
+
+
+@dataclass(slots=True)
+class Sequence:
+    """State of one request, from its Reserve command to its last token.
+
+    Invariants: it holds `reservation` from the grant until the worker gives it back;
+    num_computed_tokens tokens have their KV in its blocks; once it runs, exactly the last token
+    has not.
+    """
+
+    session_id: str
+    request: Request
+    is_local: bool
+    received_s: float
+    reservation: Reservation | None = None
+    granted_s: float = 0.0
+    output_token_ids: list[int] = field(default_factory=list)
+    num_computed_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_chunks: int = 0
+    prefill_compute_s: float = 0.0
+    ready_s: float | None = None
+    first_decode_s: float | None = None
+    is_ended: bool = False
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and answer so far."""
+        return self.request.num_prompt_tokens + len(self.output_token_ids)
+
+    @property
+    def num_remaining_prompt_tokens(self) -> int:
+        """Prompt tokens that are still to be read here."""
+        return max(self.request.num_prompt_tokens - self.num_computed_tokens, 0)
+
+    @property
+    def is_running(self) -> bool:
+        """The prompt's KV cache is complete; each step gives one token."""
+        return self.ready_s is not None
+
+    def step(self, num_tokens: int) -> SequenceStep:
+        """Its share of a forward pass: the next `num_tokens` tokens without KV."""
+        assert self.reservation is not None
+        start = self.num_computed_tokens
+        end = start + num_tokens
+        token_ids = (
+            self.output_token_ids[-1:]
+            if self.is_running
+            else self.request.prompt_token_ids[start:end]
+        )
+        is_sampled = end >= self.request.num_prompt_tokens
+        return SequenceStep(
+            token_ids=token_ids,
+            start=start,
+            block_table=self.reservation.block_ids,
+            sampling=self.request.sampling if is_sampled else None,
+        )
+
+    def computed(self, num_tokens: int, compute_s: float) -> None:
+        """A step with `num_tokens` of its tokens took `compute_s`."""
+        self.num_computed_tokens += num_tokens
+        if not self.is_running:
+            self.num_chunks += 1
+            self.prefill_compute_s += compute_s
+
+    def prefill_report(self, now_s: float) -> PrefillReport:
+        """What was measured of a prompt that was read here and is done at `now_s`."""
+        return PrefillReport(
+            queue_s=now_s - self.granted_s - self.prefill_compute_s,
+            prefill_s=self.prefill_compute_s,
+            num_cached_tokens=self.num_cached_tokens,
+            num_chunks=self.num_chunks,
+        )
+
+    def decode_report(self, now_s: float) -> DecodeReport:
+        """What was measured of an answer whose last token was sampled at `now_s`."""
+        if self.ready_s is None or self.first_decode_s is None:
+            return DecodeReport(0.0, 0.0)
+        return DecodeReport(self.first_decode_s - self.ready_s, now_s - self.first_decode_s)

@@ -1,0 +1,172 @@
+"""gRPC in, core types out: the decode worker's server and the loop that feeds its device.
+
+Two kinds of streams meet here. A router's *session* brings commands and takes one message per
+step with the new tokens of all its requests; its end gives up everything that it asked for. A
+prefill worker's *link* brings KV caches (`link`). Both only change the state in `worker`; after
+each change `changed` sends what the sessions have to be told and wakes the device loop.
+
+Everything here runs in one event loop; only steps run in the device's thread.
+"""
+
+import asyncio
+import logging
+import os
+import uuid
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+
+from core.clock import Clock
+from core.errors import InvariantBroken, TwophaseError
+from core.worker import CancelRequest, DecodeUpdate, Reserve, Role, WorkerInfo, WorkerStatus
+from decode_worker.link import LinkServer
+from decode_worker.worker import DecodeWorker
+from engine.runner import Runner
+from twophase import link_wire, worker_wire
+from twophase.server import Context
+from twophase.v1 import worker_pb2 as pb
+from twophase.v1 import worker_pb2_grpc as pb_grpc
+
+TICK_S = 0.25
+
+
+class DecodeService(pb_grpc.WorkerServicer, pb_grpc.DecodeWorkerServicer):
+    """One decode worker behind gRPC."""
+
+    def __init__(
+        self,
+        info: WorkerInfo,
+        worker: DecodeWorker,
+        runner: Runner,
+        links: LinkServer,
+        *,
+        device: ThreadPoolExecutor,
+        clock: Clock,
+    ) -> None:
+        self._info = info
+        self._worker = worker
+        self._runner = runner
+        self._links = links
+        self._device = device
+        self._clock = clock
+        self._work = asyncio.Event()
+        self._sessions: dict[str, asyncio.Queue[DecodeUpdate]] = {}
+        self._log = logging.getLogger("twophase.decode_worker")
+        links.changed = self.changed
+
+    async def run_device(self) -> None:
+        """Run steps while there is work; never returns."""
+        loop = asyncio.get_running_loop()
+        while True:
+            steps = self._worker.next_steps(self._clock.now_s())
+            if not steps:
+                self._work.clear()
+                await self._work.wait()
+                continue
+            try:
+                result = await loop.run_in_executor(self._device, self._runner.step, steps)
+            except InvariantBroken:
+                raise
+            except Exception as error:  # root of the device loop: the batch fails, not the worker
+                self._log.exception("a step failed")
+                failure = TwophaseError(f"the decode step failed: {error}")
+                self._worker.step_failed(failure, self._clock.now_s())
+            else:
+                now_s = self._clock.now_s()
+                self._worker.apply(result.token_ids, result.compute_s, now_s)
+            self.changed()
+
+    async def run_ticks(self) -> None:
+        """Let deadlines and leases pass; never returns."""
+        while True:
+            await asyncio.sleep(TICK_S)
+            self._worker.tick(self._clock.now_s())
+            self.changed()
+
+    def changed(self) -> None:
+        """Tell the sessions what happened and wake the device loop."""
+        for session_id, update in self._worker.take_updates().items():
+            outbox = self._sessions.get(session_id)
+            if outbox is not None:
+                outbox.put_nowait(update)
+        self._work.set()
+
+    async def Session(
+        self,
+        request_iterator: AsyncIterator[pb.DecodeCommand],
+        context: Context,
+    ) -> None:
+        session_id = uuid.uuid4().hex
+        outbox = self._sessions[session_id] = asyncio.Queue()
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                writer = tasks.create_task(_write_updates(outbox, context))
+                async for message in request_iterator:
+                    self._command(session_id, message)
+                writer.cancel()
+        finally:
+            del self._sessions[session_id]
+            self._worker.lose_session(session_id, self._clock.now_s())
+            self.changed()
+
+    def _command(self, session_id: str, message: pb.DecodeCommand) -> None:
+        now_s = self._clock.now_s()
+        match worker_wire.command_from_wire(message, now_s):
+            case Reserve() as reserve:
+                self._worker.reserve(session_id, reserve, now_s)
+            case CancelRequest(request_id):
+                self._worker.cancel(session_id, request_id, now_s)
+        self.changed()
+
+    async def Link(self, request_iterator: AsyncIterator[pb.LinkUp], context: Context) -> None:
+        messages = (link_wire.up_from_wire(message) async for message in request_iterator)
+        async with asyncio.TaskGroup() as tasks:
+            outbox: asyncio.Queue[pb.LinkDown] = asyncio.Queue()
+            writer = tasks.create_task(_write(outbox, context))
+            await self._links.serve(
+                messages, lambda message: outbox.put_nowait(link_wire.down_to_wire(message))
+            )
+            await outbox.join()
+            writer.cancel()
+
+    async def GetInfo(self, request: pb.GetInfoRequest, context: Context) -> pb.WorkerInfo:
+        return worker_wire.info_to_wire(self._info)
+
+    async def GetWorkerStatus(
+        self, request: pb.GetWorkerStatusRequest, context: Context
+    ) -> pb.WorkerStatus:
+        return worker_wire.status_to_wire(self.status())
+
+    def status(self) -> WorkerStatus:
+        """What the worker holds."""
+        blocks = self._worker.pool.counts()
+        return WorkerStatus(
+            name=self._info.name,
+            role=Role.DECODE,
+            address=self._worker.address,
+            pid=os.getpid(),
+            num_total_blocks=blocks.total,
+            num_free_blocks=blocks.free,
+            num_cached_blocks=blocks.cached,
+            num_used_blocks=blocks.used,
+            num_quarantined_blocks=blocks.quarantined,
+            num_waiting_requests=self._worker.num_waiting,
+            num_running_requests=self._worker.num_running,
+            num_reservations=self._worker.num_reservations,
+            num_open_transfers=self._worker.handoffs.num_open,
+            num_handler_tasks=self._worker.num_known,
+            num_steps=self._worker.num_steps,
+            num_transfer_bytes=self._links.num_bytes,
+            num_waiting_prompt_tokens=self._worker.num_waiting_tokens,
+            links=self._links.statuses,
+        )
+
+
+async def _write_updates(outbox: asyncio.Queue[DecodeUpdate], context: Context) -> None:
+    while True:
+        await context.write(worker_wire.update_to_wire(await outbox.get()))
+
+
+async def _write(outbox: asyncio.Queue[pb.LinkDown], context: Context) -> None:
+    while True:
+        await context.write(await outbox.get())
+        outbox.task_done()

@@ -1,0 +1,347 @@
+"""The state of one decode worker: reservations, running sequences, and what each router is told.
+
+The life of a request here:
+
+1. `reserve`: it waits for blocks, oldest first, and gets all that it can ever need; so a running
+   sequence is never preempted. A prompt's cached prefix is shared, not reserved again.
+2. Its KV cache arrives (`handoffs`), or its prompt is read here (`is_local`).
+3. `next_steps` and `apply`: one token per step, told to the router's session.
+4. It ends in one place, `_end`: blocks go back to the pool, or to quarantine while the writer of
+   an unfinished handoff is not fenced.
+
+Knows no clock, no socket and no thread: `service` brings the facts. Everything runs in the event
+loop's thread; only a step itself runs elsewhere, and what it uses is not freed before `apply` (or
+`step_failed`) was called.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+from core.errors import (
+    DeadlineExceeded,
+    InvalidRequest,
+    Overloaded,
+    TransferFailure,
+    TwophaseError,
+)
+from core.request import RequestId
+from core.worker import (
+    DecodeDone,
+    DecodeUpdate,
+    NewToken,
+    RemoteReservation,
+    RequestFailed,
+    Reserve,
+    Reserved,
+    UpdateBuilder,
+    WorkerInfo,
+)
+from decode_worker.handoff import Closed, Failed, Handoffs, Outcome, Proven
+from decode_worker.scheduler import Prompt, Scheduler
+from decode_worker.sequence import Sequence
+from engine.batch import SequenceStep
+from engine.block_pool import BlockPool, Reservation
+from kv_transfer.plan import Reservation as InboundReservation
+
+# A request that waits for blocks may be passed by smaller ones for this long, then by nobody.
+MAX_PASSED_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of one decode worker."""
+
+    max_context_tokens: int
+    max_waiting_requests: int
+
+
+class DecodeWorker:
+    """Sequences, blocks and steps of one worker.
+
+    Invariants: a request id is known at most once; a sequence holds its blocks from the grant to
+    its end; blocks of the running step, and blocks that an unfenced writer may reach, are never
+    given back to the pool's free list.
+    """
+
+    def __init__(
+        self, info: WorkerInfo, pool: BlockPool, scheduler: Scheduler, limits: Limits
+    ) -> None:
+        self.pool = pool
+        self.handoffs = Handoffs(info.layout)
+        self.address = ""
+        self.num_steps = 0
+        self._info = info
+        self._scheduler = scheduler
+        self._limits = limits
+        self._sequences: dict[RequestId, Sequence] = {}
+        self._waiting: list[Sequence] = []
+        self._fencing: dict[tuple[RequestId, int], Sequence] = {}
+        self._in_step: list[tuple[Sequence, int]] = []
+        self._step_started_s = 0.0
+        self._updates: dict[str, UpdateBuilder] = defaultdict(UpdateBuilder)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests without blocks yet."""
+        return len(self._waiting)
+
+    @property
+    def num_known(self) -> int:
+        """Requests that wait, receive, or run."""
+        return len(self._sequences)
+
+    @property
+    def num_running(self) -> int:
+        """Sequences whose prompt is complete."""
+        return sum(sequence.is_running for sequence in self._sequences.values())
+
+    @property
+    def num_reservations(self) -> int:
+        """Requests that hold blocks."""
+        return len(self._sequences) - len(self._waiting)
+
+    @property
+    def num_waiting_tokens(self) -> int:
+        """Prompt tokens that are still to be read here."""
+        return sum(s.num_remaining_prompt_tokens for s in self._sequences.values() if s.is_local)
+
+    def reserve(self, session_id: str, command: Reserve, now_s: float) -> None:
+        """Let a request wait for blocks, or refuse it; either is told to the session."""
+        request = command.request
+        try:
+            self._check(command)
+        except TwophaseError as error:
+            self._updates[session_id].failed.append(RequestFailed(request.request_id, error))
+            return
+        sequence = Sequence(session_id, request, command.prefill_locally, now_s)
+        self._sequences[request.request_id] = sequence
+        self._waiting.append(sequence)
+        self._grant(now_s)
+
+    def cancel(self, session_id: str, request_id: RequestId, now_s: float) -> None:
+        """Give up a request of this session; nothing happens if it is not known."""
+        sequence = self._sequences.get(request_id)
+        if sequence is not None and sequence.session_id == session_id:
+            self._end(sequence, now_s)
+            self.settle(now_s)
+
+    def lose_session(self, session_id: str, now_s: float) -> None:
+        """The router is gone: give up everything that it asked for."""
+        for sequence in list(self._sequences.values()):
+            if sequence.session_id == session_id:
+                self._end(sequence, now_s)
+        self.settle(now_s)
+        self._updates.pop(session_id, None)
+
+    def tick(self, now_s: float) -> None:
+        """Let time pass: deadlines and leases end."""
+        self.handoffs.tick(now_s)
+        for sequence in list(self._sequences.values()):
+            if now_s >= sequence.request.deadline_s:
+                error = DeadlineExceeded(
+                    f"request {sequence.request.request_id} was not done within its deadline"
+                )
+                self._fail(sequence, error, now_s)
+        self.settle(now_s)
+
+    def settle(self, now_s: float) -> None:
+        """Act on what the handoffs decided; to be called after each thing they heard."""
+        while outcomes := self.handoffs.take_outcomes():
+            for outcome in outcomes:
+                self._settle(outcome, now_s)
+        self._grant(now_s)
+
+    def next_steps(self, now_s: float) -> list[SequenceStep]:
+        """The next step's shares; empty when there is nothing to compute.
+
+        Contract: not to be called again before `apply` or `step_failed`.
+        """
+        assert not self._in_step
+        running = [id_ for id_, sequence in self._sequences.items() if sequence.is_running]
+        prompts = [
+            Prompt(id_, sequence.num_remaining_prompt_tokens)
+            for id_, sequence in self._sequences.items()
+            if sequence.is_local and sequence.reservation and not sequence.is_running
+        ]
+        self._step_started_s = now_s
+        steps = []
+        for share in self._scheduler.schedule(running, prompts):
+            sequence = self._sequences[share.request_id]
+            steps.append(sequence.step(share.num_tokens))
+            self._in_step.append((sequence, share.num_tokens))
+        return steps
+
+    def apply(self, token_ids: Seq[int | None], compute_s: float, now_s: float) -> None:
+        """Take the tokens that the step sampled."""
+        self.num_steps += 1
+        in_step, self._in_step = self._in_step, []
+        for (sequence, num_tokens), token_id in zip(in_step, token_ids, strict=True):
+            if sequence.is_ended:
+                self._give_back(sequence)
+                continue
+            if sequence.is_running and sequence.first_decode_s is None:
+                sequence.first_decode_s = self._step_started_s
+            sequence.computed(num_tokens, compute_s)
+            if token_id is not None:
+                self._take_token(sequence, token_id, now_s)
+        self._grant(now_s)
+
+    def step_failed(self, error: TwophaseError, now_s: float) -> None:
+        """End a step that raised: its sequences fail, the others go on."""
+        in_step, self._in_step = self._in_step, []
+        for sequence, _ in in_step:
+            if sequence.is_ended:
+                self._give_back(sequence)
+            else:
+                self._fail(sequence, error, now_s)
+
+    def take_updates(self) -> dict[str, DecodeUpdate]:
+        """What each session has to be told since the last call."""
+        updates, self._updates = self._updates, defaultdict(UpdateBuilder)
+        return {session_id: builder.build() for session_id, builder in updates.items()}
+
+    def _check(self, command: Reserve) -> None:
+        request = command.request
+        if request.request_id in self._sequences:
+            raise InvalidRequest("request_id", request.request_id, "is in use")
+        limit = min(self._limits.max_context_tokens, self.pool.num_blocks * self.pool.block_size)
+        if request.max_num_tokens > limit:
+            raise InvalidRequest(
+                "max_tokens",
+                request.sampling.max_tokens,
+                f"with a prompt of {request.num_prompt_tokens} tokens the answer may have "
+                f"{max(limit - request.num_prompt_tokens, 0)}: this worker holds {limit} tokens",
+            )
+        if len(self._waiting) >= self._limits.max_waiting_requests:
+            raise Overloaded(f"{len(self._waiting)} requests wait for KV blocks")
+
+    def _settle(self, outcome: Outcome, now_s: float) -> None:
+        match outcome:
+            case Proven():
+                self._start(outcome, now_s)
+            case Failed():
+                sequence = self._sequences.get(outcome.request_id)
+                if sequence is not None and _epoch(sequence) == outcome.epoch:
+                    self._fail(sequence, outcome.error, now_s)
+            case Closed():
+                self._fenced(outcome)
+
+    def _grant(self, now_s: float) -> None:
+        for sequence in list(self._waiting):
+            if self._try_grant(sequence, now_s):
+                self._waiting.remove(sequence)
+            elif now_s - sequence.received_s > MAX_PASSED_S:
+                return
+
+    def _try_grant(self, sequence: Sequence, now_s: float) -> bool:
+        request = sequence.request
+        shared = self.pool.match_prefix(request.prompt_token_ids)
+        # The KV of the last token is never written: nothing comes after it.
+        num_blocks = self._info.layout.num_blocks(request.max_num_tokens - 1)
+        reservation = self.pool.reserve(num_blocks - len(shared), shared=shared)
+        if reservation is None:
+            return False
+        sequence.reservation = reservation
+        sequence.granted_s = now_s
+        remote = self._remote(sequence, reservation)
+        if sequence.is_local:
+            sequence.num_cached_tokens = remote.num_shared_tokens
+            sequence.num_computed_tokens = remote.num_shared_tokens
+        else:
+            self.handoffs.open(
+                InboundReservation(
+                    request_id=request.request_id,
+                    epoch=remote.epoch,
+                    block_ids=remote.block_ids,
+                    num_prompt_tokens=request.num_prompt_tokens,
+                    num_cached_blocks=remote.num_shared_blocks,
+                ),
+                lease_until_s=request.deadline_s,
+            )
+        self._updates[sequence.session_id].reserved.append(Reserved(request.request_id, remote))
+        return True
+
+    def _remote(self, sequence: Sequence, reservation: Reservation) -> RemoteReservation:
+        num_blocks = self._info.layout.num_blocks(sequence.request.num_prompt_tokens)
+        return RemoteReservation(
+            decode_worker=self._info.name,
+            decode_address=self.address,
+            decode_incarnation=self._info.incarnation,
+            epoch=reservation.epoch,
+            block_ids=reservation.block_ids[:num_blocks],
+            num_shared_blocks=reservation.num_shared,
+            num_shared_tokens=reservation.num_shared * self.pool.block_size,
+        )
+
+    def _start(self, proven: Proven, now_s: float) -> None:
+        sequence = self._sequences[proven.request_id]
+        request = sequence.request
+        sequence.num_computed_tokens = request.num_prompt_tokens
+        sequence.output_token_ids.append(proven.first_token_id)
+        sequence.ready_s = now_s
+        self._publish(sequence)
+        if request.finish_reason(proven.first_token_id, 1) is not None:
+            self._end(sequence, now_s)
+
+    def _take_token(self, sequence: Sequence, token_id: int, now_s: float) -> None:
+        request, index = sequence.request, len(sequence.output_token_ids)
+        sequence.output_token_ids.append(token_id)
+        prefill = None
+        if not sequence.is_running:
+            sequence.ready_s = now_s
+            prefill = sequence.prefill_report(now_s)
+            self._publish(sequence)
+        finish_reason = request.finish_reason(token_id, index + 1)
+        done = None
+        if finish_reason is not None:
+            done = DecodeDone(finish_reason, sequence.decode_report(now_s))
+        self._updates[sequence.session_id].tokens.append(
+            NewToken(request.request_id, token_id, index, done, prefill)
+        )
+        if done is not None:
+            self._end(sequence, now_s)
+
+    def _fail(self, sequence: Sequence, error: TwophaseError, now_s: float) -> None:
+        failed = RequestFailed(sequence.request.request_id, error)
+        self._updates[sequence.session_id].failed.append(failed)
+        self._end(sequence, now_s)
+
+    def _end(self, sequence: Sequence, now_s: float) -> None:
+        del self._sequences[sequence.request.request_id]
+        sequence.is_ended = True
+        if sequence.reservation is None:
+            self._waiting.remove(sequence)
+        elif not sequence.is_local and not sequence.is_running:
+            self._fence(sequence, now_s)
+        elif all(sequence is not other for other, _ in self._in_step):
+            self._give_back(sequence)
+
+    def _fence(self, sequence: Sequence, now_s: float) -> None:
+        """Quarantine the blocks of an unfinished handoff; `_fenced` frees them."""
+        assert sequence.reservation is not None
+        request_id, epoch = sequence.request.request_id, sequence.reservation.epoch
+        self.pool.quarantine(sequence.reservation.fresh_block_ids)
+        self.pool.release(sequence.reservation.block_ids[: sequence.reservation.num_shared])
+        self._fencing[request_id, epoch] = sequence
+        self.handoffs.abort(request_id, epoch, TransferFailure.ABORTED, now_s)
+
+    def _fenced(self, closed: Closed) -> None:
+        sequence = self._fencing.pop((closed.request_id, closed.epoch))
+        assert sequence.reservation is not None
+        self.pool.lift_quarantine(sequence.reservation.fresh_block_ids)
+
+    def _publish(self, sequence: Sequence) -> None:
+        assert sequence.reservation is not None
+        request = sequence.request
+        token_ids = [*request.prompt_token_ids, *sequence.output_token_ids]
+        self.pool.publish(token_ids, sequence.reservation.block_ids, sequence.num_computed_tokens)
+
+    def _give_back(self, sequence: Sequence) -> None:
+        assert sequence.reservation is not None
+        self._publish(sequence)
+        self.pool.release(sequence.reservation.block_ids)
+
+
+def _epoch(sequence: Sequence) -> int | None:
+    return sequence.reservation.epoch if sequence.reservation else None

@@ -1,0 +1,257 @@
+"""The command line: `twophase serve`, `ask`, `status`, `demo` and `model`.
+
+Exit codes: 0 done, 2 refused (one line on standard error says why), 130 interrupted.
+"""
+
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import Progress
+from rich.status import Status
+from rich.table import Table
+
+from core.completion import ChatMessage, Completion
+from core.config import ClusterConfig, load_config
+from core.errors import TwophaseError
+from core.process import EXIT_REFUSED
+from core.worker import WorkerStatus
+from deploy.phase_bar import phase_bar, phase_legend, summary
+from twophase.client import Client, Prompt, Sampling
+
+DEFAULT_ADDRESS = "127.0.0.1:8100"
+READY_TIMEOUT_S = 120.0
+DEMO_PROMPT = "What is the capital of Portugal? Answer in one short sentence."
+EXIT_INTERRUPTED = 130
+
+app = typer.Typer(
+    add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__
+)
+model_app = typer.Typer(no_args_is_help=True, help="Fetch and list models.")
+app.add_typer(model_app, name="model")
+
+out = Console()
+err = Console(stderr=True)
+
+Address = Annotated[str, typer.Option(help="host:port of the router.")]
+Config = Annotated[Path | None, typer.Argument(help="The cluster's YAML; default: all defaults.")]
+Overrides = Annotated[list[str] | None, typer.Argument(help="key=value, keys dotted.")]
+WithoutRay = Annotated[bool, typer.Option(help="Child processes instead of Ray actors.")]
+
+
+@app.command()
+def serve(
+    config: Annotated[str | None, typer.Argument(help="The cluster's YAML.")] = None,
+    overrides: Overrides = None,
+    without_ray: WithoutRay = False,
+) -> None:
+    """Start a cluster and serve until Ctrl-C, which drains it; a second Ctrl-C stops at once."""
+    cluster = _load(config, overrides)
+    stop = threading.Event()
+    with _running(cluster, without_ray=without_ray, stop=stop) as address:
+        out.print(f"[green]ready[/]: gRPC at [bold]{address}[/], mode {cluster.mode}")
+        out.print(f'try: twophase ask --address {address} "{DEMO_PROMPT}"', style="dim")
+        stop.wait()
+
+
+@app.command()
+def demo(
+    config: Annotated[str | None, typer.Argument(help="The cluster's YAML.")] = None,
+    overrides: Overrides = None,
+    without_ray: WithoutRay = False,
+) -> None:
+    """Start a cluster, ask one question, show the answer and its phases, and stop."""
+    cluster = _load(config, ["router.port=0", *(overrides or [])])
+    with (
+        _running(cluster, without_ray=without_ray, stop=threading.Event()) as address,
+        Client(address) as client,
+    ):
+        out.print(f"[green]ready[/] at {address}, mode {cluster.mode}; asking:")
+        out.print(f"  {DEMO_PROMPT}", style="italic")
+        _stream(client, [ChatMessage("user", DEMO_PROMPT)], Sampling(max_tokens=64))
+
+
+@app.command()
+def ask(
+    prompt: Annotated[str, typer.Argument(help="What to ask; - reads standard input.")],
+    address: Address = DEFAULT_ADDRESS,
+    raw: Annotated[bool, typer.Option(help="Continue the text instead of chatting.")] = False,
+    max_tokens: Annotated[int | None, typer.Option(help="Most tokens of the answer.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="0 is greedy.")] = None,
+    seed: Annotated[int | None, typer.Option(help="For temperature over 0.")] = None,
+) -> None:
+    """Stream an answer, then show where its time went."""
+    text = sys.stdin.read() if prompt == "-" else prompt
+    message: Prompt = text if raw else [ChatMessage("user", text)]
+    with Client(address) as client:
+        _stream(
+            client,
+            message,
+            Sampling(max_tokens=max_tokens, temperature=temperature, seed=seed),
+        )
+
+
+@app.command()
+def status(address: Address = DEFAULT_ADDRESS) -> None:
+    """Show pools, workers, blocks, queues and links."""
+    with Client(address) as client:
+        cluster = client.status()
+    ready = "[green]ready[/]" if cluster.is_ready else "[red]not ready[/]"
+    out.print(
+        f"{escape(cluster.model)}, mode {cluster.mode}, {ready}, "
+        f"{cluster.num_active_requests} active requests"
+    )
+    out.print(_worker_table(cluster.workers))
+    for worker in cluster.workers:
+        for link in worker.links if worker.role == "prefill" else ():
+            out.print(
+                f"link {worker.name} to {link.peer}: {link.backend} ({link.reason}), "
+                f"{link.num_bytes / 1e6:.1f} MB moved"
+            )
+
+
+@model_app.command("fetch")
+def model_fetch(
+    name: Annotated[str, typer.Argument(help="Known name, Hugging Face id or directory.")],
+) -> None:
+    """Fetch a model and print its directory."""
+    out.print(str(_fetch(name)), soft_wrap=True, highlight=False)
+
+
+@model_app.command("list")
+def model_list() -> None:
+    """Show the models that are known by name or were fetched."""
+    from deploy.model_store import list_models
+
+    table = Table("model", "what", "directory", box=None)
+    for model in list_models():
+        table.add_row(model.name, model.description, str(model.directory or "not fetched"))
+    out.print(table)
+
+
+def main() -> None:
+    """Run the command line; never returns."""
+    try:
+        app(standalone_mode=True)
+    except TwophaseError as error:
+        err.print(f"twophase: {escape(str(error))}", highlight=False, soft_wrap=True)
+        sys.exit(EXIT_REFUSED)
+    except KeyboardInterrupt:
+        sys.exit(EXIT_INTERRUPTED)
+
+
+def _load(config: str | None, overrides: list[str] | None) -> ClusterConfig:
+    """The configuration; a first argument with a '=' in it is an override, not a file."""
+    words = list(overrides or [])
+    if config is not None and "=" in config:
+        words.insert(0, config)
+        config = None
+    return load_config(Path(config) if config is not None else None, words)
+
+
+def _fetch(name: str) -> Path:
+    from deploy.model_store import fetch_model
+
+    with Progress(console=err, transient=True) as progress:
+        return fetch_model(name, progress=progress)
+
+
+@contextmanager
+def _running(cluster: ClusterConfig, *, without_ray: bool, stop: threading.Event) -> Iterator[str]:
+    """Run the cluster while the context lasts; yields its address once a token went through."""
+    directory = _fetch(cluster.model)
+    cluster = cluster.model_copy(update={"model": _served_name(cluster.model, directory)})
+    with err.status("starting") as spinner, _start(cluster, spinner, without_ray) as address:
+        _on_signals(stop)
+        _wait_until_ready(address, spinner)
+        spinner.stop()
+        yield address
+        spinner.start()
+
+
+@contextmanager
+def _start(cluster: ClusterConfig, spinner: Status, without_ray: bool) -> Iterator[str]:
+    if without_ray:
+        from deploy.local_cluster import local_cluster
+
+        with local_cluster(cluster, tell=spinner.update) as local:
+            yield local.address
+        return
+    from deploy.cluster import ray_cluster
+
+    with ray_cluster(cluster, tell=spinner.update) as address:
+        yield address
+
+
+def _served_name(name: str, directory: Path) -> str:
+    return str(directory) if Path(name).is_dir() else name
+
+
+def _on_signals(stop: threading.Event) -> None:
+    def on_signal(number: int, frame: object) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, on_signal)
+
+
+def _wait_until_ready(address: str, spinner: Status) -> None:
+    """Wait until the router's health says that a token went through both pools."""
+    import grpc
+    from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+    spinner.update("sending the first token through")
+    with grpc.insecure_channel(address) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        request = health_pb2.HealthCheckRequest(service="twophase.v1.Inference")
+        try:
+            for response in stub.Watch(request, timeout=READY_TIMEOUT_S):
+                if response.status == health_pb2.HealthCheckResponse.SERVING:
+                    return
+        except grpc.RpcError as error:
+            raise TwophaseError(f"the cluster is not ready: {error}") from error
+    raise TwophaseError("the router ended before the cluster was ready")
+
+
+def _stream(client: Client, prompt: Prompt, sampling: Sampling) -> None:
+    completion: Completion | None = None
+    for chunk in client.generate(prompt, sampling):
+        out.print(chunk.text, end="", markup=False, highlight=False, soft_wrap=True)
+        completion = chunk.completion
+    out.print()
+    if completion is not None:
+        out.print(phase_bar(completion).append("  ").append_text(phase_legend(completion)))
+        out.print(summary(completion), style="dim", highlight=False)
+
+
+def _worker_table(workers: tuple[WorkerStatus, ...]) -> Table:
+    table = Table(box=None)
+    for column in ("worker", "address"):
+        table.add_column(column)
+    for column in ("waiting", "running", "blocks used", "quarantined", "cached", "of", "steps"):
+        table.add_column(column, justify="right")
+    for worker in workers:
+        counts = (
+            worker.num_waiting_requests,
+            worker.num_running_requests,
+            worker.num_used_blocks,
+            worker.num_quarantined_blocks,
+            worker.num_cached_blocks,
+            worker.num_total_blocks,
+            worker.num_steps,
+        )
+        table.add_row(worker.name, worker.address, *map(str, counts))
+    return table
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""One worker or the router, run in a thread of whatever process holds it.
+
+A Ray actor is such a process (`deploy.pool`). Which server runs follows from the type of the
+configuration. Modules are imported when they are needed: a driver and a router carry no torch.
+"""
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
+
+from core.process import start_logging
+from decode_worker.config import DecodeWorkerConfig
+from prefill_worker.config import PrefillWorkerConfig
+from router.config import FrontDoorConfig
+
+ServerConfig = PrefillWorkerConfig | DecodeWorkerConfig | FrontDoorConfig
+Serve = Callable[[asyncio.Event, Callable[[str], None]], Awaitable[None]]
+
+
+def server_of(config: ServerConfig) -> Serve:
+    """What runs the server that `config` describes, until its event is set."""
+    match config:
+        case PrefillWorkerConfig():
+            from prefill_worker.server import serve as serve_prefill
+
+            return lambda stop, tell: serve_prefill(config, stop=stop, on_ready=tell)
+        case DecodeWorkerConfig():
+            from decode_worker.server import serve as serve_decode
+
+            return lambda stop, tell: serve_decode(config, stop=stop, on_ready=tell)
+        case FrontDoorConfig():
+            from router.server import serve as serve_router
+
+            return lambda stop, tell: serve_router(config, stop=stop, on_listening=tell)
+
+
+class Server:
+    """A server in its own thread and event loop."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        self._config = config
+        self._address: Future[str] = Future()
+        self._ended: Future[None] = Future()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop: asyncio.Event | None = None
+
+    def start(self) -> str:
+        """host:port, once the server listens (a worker: once it is warm).
+
+        Raises:
+            ModelError, ConfigError: it cannot start. Contract: called once; may block for the
+            time that loading a model takes.
+        """
+        start_logging()
+        threading.Thread(target=self._run, name="server", daemon=True).start()
+        return self._address.result()
+
+    def stop(self) -> None:
+        """Stop in order; returns once the server has ended. Contract: idempotent."""
+        if self._loop is not None and self._stop is not None and not self._ended.done():
+            self._loop.call_soon_threadsafe(self._stop.set)
+        if self._address.done() and self._address.exception() is None:
+            self._ended.result()
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except BaseException as error:  # root of the thread: whoever waits gets the error
+            if not self._address.done():
+                self._address.set_exception(error)
+                return
+            self._ended.set_exception(error)
+        else:
+            self._ended.set_result(None)
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._stop = asyncio.Event()
+        await server_of(self._config)(self._stop, self._address.set_result)

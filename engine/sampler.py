@@ -1,0 +1,100 @@
+"""From logits to token ids: greedy, or drawn by a counter-based generator.
+
+A draw depends on (seed, absolute position) and the row's own logits alone: not on the batch, the
+worker, or what was drawn before. So a request that is moved, resumed or batched with others draws
+what it would have drawn. Letters: B rows, V vocabulary.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from core.request import SamplingParams
+
+PHILOX_MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
+PHILOX_WEYL = (np.uint64(0x9E3779B9), np.uint64(0xBB67AE85))
+PHILOX_ROUNDS = 10
+LOW_32 = np.uint64(0xFFFFFFFF)
+NUM_FIRST_CANDIDATES = 256
+
+
+def sample(
+    logits_BV: torch.Tensor, params: Sequence[SamplingParams], positions: Sequence[int]
+) -> list[int]:
+    """One token id per row; positions are those that the drawn tokens will have.
+
+    temperature 0 takes the largest logit, the lowest id of equals. Otherwise temperature, top_k,
+    top_p in this order, in float32; tokens that tie with the last one kept are kept too.
+    """
+    token_ids: list[int] = logits_BV.argmax(dim=-1).tolist()
+    rows = [row for row, p in enumerate(params) if p.temperature > 0]
+    if not rows:
+        return token_ids
+    uniforms = uniform([params[row].seed for row in rows], [positions[row] for row in rows])
+    for row, uniform_ in zip(rows, uniforms.tolist(), strict=True):
+        token_ids[row] = _draw(logits_BV[row], params[row], uniform_)
+    return token_ids
+
+
+def uniform(seeds: Sequence[int], positions: Sequence[int]) -> np.ndarray:
+    """One float64 in [0, 1) per pair, of 52 random bits.
+
+    With 52 bits the product of any total and the largest value is less than that total.
+
+    Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC'11): the key is
+    the seed, the counter is the position.
+    """
+    words = philox(np.asarray(seeds, np.uint64), np.asarray(positions, np.uint64))
+    return ((words[0] << np.uint64(20)) | (words[1] >> np.uint64(12))) * 2.0**-52
+
+
+def philox(keys: np.ndarray, counters: np.ndarray) -> list[np.ndarray]:
+    """Four random words of 32 bits (held as uint64) per 64-bit key and counter."""
+    key_low, key_high = keys & LOW_32, keys >> np.uint64(32)
+    zeros = np.zeros_like(counters)
+    x0, x1, x2, x3 = counters & LOW_32, counters >> np.uint64(32), zeros, zeros
+    for _ in range(PHILOX_ROUNDS):
+        product_0, product_2 = x0 * PHILOX_MULTIPLIERS[0], x2 * PHILOX_MULTIPLIERS[1]
+        x0, x1, x2, x3 = (
+            (product_2 >> np.uint64(32)) ^ x1 ^ key_low,
+            product_2 & LOW_32,
+            (product_0 >> np.uint64(32)) ^ x3 ^ key_high,
+            product_0 & LOW_32,
+        )
+        key_low = (key_low + PHILOX_WEYL[0]) & LOW_32
+        key_high = (key_high + PHILOX_WEYL[1]) & LOW_32
+    return [x0, x1, x2, x3]
+
+
+def _draw(logits_V: torch.Tensor, params: SamplingParams, uniform_: float) -> int:
+    """Inverse of the cumulative distribution, summed by rising token id.
+
+    By id and not by probability: two logits that change places by rounding then move the result
+    only if `uniform_` lies within rounding of a boundary.
+    """
+    scaled_V = logits_V.float() / params.temperature
+    if 0 < params.top_k < scaled_V.numel():
+        least = scaled_V.topk(params.top_k).values[-1]
+        scaled_V = scaled_V.masked_fill(scaled_V < least, float("-inf"))
+    probabilities_V = scaled_V.softmax(dim=-1)
+    if params.top_p < 1.0:
+        least = _nucleus_least(probabilities_V, params.top_p)
+        probabilities_V = probabilities_V.masked_fill(probabilities_V < least, 0.0)
+    cumulative_V = probabilities_V.double().cumsum(dim=-1)
+    target = cumulative_V[-1] * uniform_
+    return int(torch.searchsorted(cumulative_V, target, right=True))
+
+
+def _nucleus_least(probabilities_V: torch.Tensor, top_p: float) -> torch.Tensor:
+    """The least probability in the smallest set of likeliest tokens with at least `top_p`.
+
+    Nucleus sampling (Holtzman et al. 2020, s.3.1). Sorts only as many tokens as needed.
+    """
+    size = probabilities_V.numel()
+    for num_candidates in (min(NUM_FIRST_CANDIDATES, size), size):
+        candidates = probabilities_V.topk(num_candidates).values
+        num_below = int((candidates.double().cumsum(dim=-1) < top_p).sum())
+        if num_below < num_candidates:
+            return candidates[num_below]
+    return candidates[-1]

@@ -1,0 +1,183 @@
+"""The seam between the protocol of a handoff and the bytes: what every backend must do.
+
+A link joins one prefill worker to one decode worker. The decode worker's `ReceiverBackend` makes
+an offer and a `Receiver` for each link; the offer travels to the prefill worker on the control
+stream, where `connection.connect` turns it into a `Sender`. Knows nothing of requests, epochs or
+leases: blocks are named by cache block ids, and whether a piece counts is decided elsewhere.
+
+Rules that hold for all backends:
+
+- The pieces of a link are sent by one thread, and their headers follow on the control stream in
+  the same order; the receiver takes every announced piece, in that order.
+- Checksums cover the bytes in plan order, so they are equal on both sides whatever the block ids.
+- Any failure is `PeerLost`: the link is closed by both sides and never used again.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+import torch
+
+from core.errors import ConfigError
+from kv_transfer.plan import PieceId, Span
+
+
+class BackendKind(StrEnum):
+    """Names of the backends, as in the configuration."""
+
+    SHM = "shm"
+    TORCH = "torch"
+    MEMORY = "memory"
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What a sender needs to reach a receiver; every parameter is text, ready for the wire."""
+
+    kind: str
+    parameters: dict[str, str]
+
+
+class Receiver(Protocol):
+    """Decode's end of one link; used by the link's own thread, except `is_writer_gone`."""
+
+    def accept(self, timeout_s: float) -> None:
+        """Wait until the sender's end is built.
+
+        Raises:
+            PeerLost: it was not within `timeout_s`, or it broke while being built.
+
+        Contract: called once; may block up to `timeout_s`.
+        """
+        ...
+
+    def take(self, span: Span, target_block_ids: Sequence[int] | None) -> int:
+        """Complete the arrival of the piece whose header just came; its checksum as it arrived.
+
+        Afterwards the bytes lie in the target blocks. None: they are thrown away and the value
+        means nothing.
+
+        Raises:
+            PeerLost: the sender died or fell silent.
+
+        Contract: may block up to the backend's timeout.
+        """
+        ...
+
+    def is_writer_gone(self) -> bool:
+        """True once no byte can reach the cache through this link any more.
+
+        Never true between `accept` and `close` while the sender's end lives. After `close` it is
+        true at once for backends whose receiver does the writing, and as soon as the sender has
+        closed or its process has died for those that write in place.
+
+        Contract: side-effect free for the caller; thread-safe; never blocks.
+        """
+        ...
+
+    def close(self) -> None:
+        """Give up the link. Contract: idempotent; `is_writer_gone` stays usable."""
+        ...
+
+
+class Sender(Protocol):
+    """Prefill's end of one link; used by one thread at a time."""
+
+    @property
+    def max_piece_bytes(self) -> int:
+        """The `max_bytes` with which pieces for this link are planned."""
+        ...
+
+    def has_room(self) -> bool:
+        """True if `send` has a free staging buffer; one-sided backends always do."""
+        ...
+
+    def send(
+        self,
+        piece_id: PieceId,
+        span: Span,
+        source_block_ids: Sequence[int],
+        target_block_ids: Sequence[int],
+    ) -> int:
+        """Hand the piece to the transport; the checksum of its bytes.
+
+        On return the source blocks are no longer read, and a one-sided backend no longer writes.
+
+        Raises:
+            PeerLost: the link is broken.
+
+        Contract: caller keeps ownership of both blocks; needs `has_room`.
+        """
+        ...
+
+    def acknowledge(self, piece_id: PieceId) -> None:
+        """Decode took the piece off the link: its staging buffer is free. Idempotent."""
+        ...
+
+    def close(self) -> None:
+        """Give up the link; nothing is written afterwards. Contract: idempotent, at once."""
+        ...
+
+
+class ReceiverBackend(Protocol):
+    """One per decode worker process."""
+
+    @property
+    def kind(self) -> str:
+        """The backend's name."""
+        ...
+
+    def allocate(self, num_bytes: int) -> torch.Tensor:
+        """Storage for the KV cache: flat uint8, zeroed. Contract: called once, before offers."""
+        ...
+
+    def offer(self, link_id: str, cache_L2NSKD: torch.Tensor) -> tuple[Offer, Receiver]:
+        """A new link into `cache_L2NSKD`. `link_id` was never used before in this process."""
+        ...
+
+    def close(self) -> None:
+        """Give up everything but the storage, which lives as long as its tensors. Idempotent."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where a worker's cache lies: host_id as told by `shm.host_id`, device as torch names it."""
+
+    host_id: str
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A backend for one pair of workers, and why, in words."""
+
+    kind: BackendKind
+    why: str
+
+
+def choose_backend(configured: str, *, prefill: Endpoint, decode: Endpoint) -> Choice:
+    """The backend for a pair: the configured one, or with "auto" the fastest that reaches.
+
+    Raises:
+        ConfigError: the configured backend does not exist or cannot join this pair.
+    """
+    is_shared = prefill.host_id == decode.host_id
+    is_on_cpu = prefill.device == decode.device == "cpu"
+    if configured == "auto":
+        if is_shared and is_on_cpu:
+            return Choice(BackendKind.SHM, "both caches lie in the memory of one host")
+        where = "on one host, not both on CPU" if is_shared else "on different hosts"
+        return Choice(BackendKind.TORCH, f"the workers are {where}")
+    if configured not in (BackendKind.SHM, BackendKind.TORCH):
+        raise ConfigError("kv_transfer.backend", f"{configured!r} is not one of auto, shm, torch")
+    if configured == BackendKind.SHM and not (is_shared and is_on_cpu):
+        raise ConfigError(
+            "kv_transfer.backend",
+            f"shm cannot join {prefill.device} on {prefill.host_id} "
+            f"and {decode.device} on {decode.host_id}",
+            "auto",
+        )
+    return Choice(BackendKind(configured), "it is configured")

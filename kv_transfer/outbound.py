@@ -1,0 +1,281 @@
+"""One handoff as the prefill worker sees it: what to push next, and when it is over.
+
+Pure: facts and `now_s` in, messages and decisions out. Each method returns the messages to put
+on the link's control stream, in order. Not thread-safe: the prefill worker calls it under the
+lock of its link.
+
+1. `begin` asks decode for the right to write; prefill computes meanwhile.
+2. `computed` reports progress; blocks that are complete become pieces.
+3. `next_piece` hands one out, the backend sends it, `sent` returns its header.
+4. When all pieces are out, `sent` (or `granted`, if there is nothing to ship) adds the Seal.
+5. Sealed ends it well. All else ends in FAILED, after the send in progress has returned.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+from enum import Enum
+
+from core.errors import TransferFailed, TransferFailure
+from core.layout import KVLayout
+from core.timeline import TransferReport
+from kv_transfer.message import Abort, AbortAck, Begin, Seal, ToDecode
+from kv_transfer.plan import Piece, PieceId, Reservation, Span, plan_spans, span_bytes
+
+
+class OutboundState(Enum):
+    """Where a handoff stands at the prefill worker.
+
+    ::
+
+        BEGINNING --Granted--> PUSHING --last piece sent, Seal--> SEALING --Sealed--> SEALED
+            |                     |                                  |
+            +--refused, abort, deadline, link lost-------------------+
+            |                     |                                  |
+            |            (a send in progress)                        |
+            |                     v                                  |
+            |                 ABORTING --send returned--+            |
+            |                                           v            |
+            +---------------------------------------> FAILED <-------+
+
+    SEALED and FAILED are final; the source blocks are released in them, once, and stay
+    untouched before. ABORTING keeps the promise in Abort and AbortAck: neither is sent while the
+    backend may still be writing.
+    """
+
+    BEGINNING = "beginning"
+    PUSHING = "pushing"
+    SEALING = "sealing"
+    SEALED = "sealed"
+    ABORTING = "aborting"
+    FAILED = "failed"
+
+
+_ACTIVE = (OutboundState.BEGINNING, OutboundState.PUSHING, OutboundState.SEALING)
+
+
+@dataclass(frozen=True, slots=True)
+class PieceToSend:
+    """What the backend's `send` is called with."""
+
+    piece_id: PieceId
+    span: Span
+    source_block_ids: tuple[int, ...]
+    target_block_ids: tuple[int, ...]
+
+
+class OutboundTransfer:
+    """The prefill worker's record of one handoff.
+
+    Invariants: at most one send is in progress; nothing is handed out before Granted or after
+    the first Abort in either direction; the source blocks are released at most once, in a final
+    state.
+    """
+
+    def __init__(
+        self,
+        reservation: Reservation,
+        *,
+        layout: KVLayout,
+        backend: str,
+        max_piece_bytes: int,
+        deadline_s: float,
+    ) -> None:
+        self.reservation = reservation
+        self.state = OutboundState.BEGINNING
+        self.failure: TransferFailed | None = None
+        self.deadline_s = deadline_s
+        self._layout = layout
+        self._backend = backend
+        self._max_piece_bytes = max_piece_bytes
+        self._shipped = reservation.shipped_blocks(layout)
+        self._num_planned_blocks = 0
+        self._spans: deque[Span] = deque()
+        self._source_block_ids: tuple[int, ...] = ()
+        self._num_handed_out = 0
+        self._in_progress: PieceToSend | None = None
+        self._unacknowledged: dict[int, int] = {}
+        self._num_acknowledged_bytes = 0
+        self._owed: tuple[ToDecode, ...] = ()
+        self._first_send_s: float | None = None
+        self._computed_s: float | None = None
+        self._first_token_id = 0
+        self._sealed_s: float | None = None
+        self._are_blocks_released = False
+
+    @property
+    def num_unacknowledged(self) -> int:
+        """Pieces sent that decode has not taken off the link yet."""
+        return len(self._unacknowledged)
+
+    def begin(self) -> tuple[ToDecode, ...]:
+        """The request for the right to write; called once, first."""
+        return (Begin(self.reservation.request_id, self.reservation.epoch),)
+
+    def granted(self) -> tuple[ToDecode, ...]:
+        """Decode lets us write; a Granted that crosses an abort changes nothing."""
+        if self.state is not OutboundState.BEGINNING:
+            return ()
+        self.state = OutboundState.PUSHING
+        return self._seal_if_all_sent()
+
+    def computed(
+        self,
+        num_tokens: int,
+        source_block_ids: tuple[int, ...],
+        now_s: float,
+        first_token_id: int = 0,
+    ) -> tuple[ToDecode, ...]:
+        """The KV cache of the prompt's first `num_tokens` tokens lies in `source_block_ids`.
+
+        Only whole blocks are shipped before the prompt's end, each block once, so that the bytes
+        do not depend on the chunk size.
+        """
+        if self.state not in _ACTIVE:
+            return ()
+        is_last = num_tokens == self.reservation.num_prompt_tokens
+        stop = self._shipped.stop if is_last else num_tokens // self._layout.block_size
+        first = self._shipped.start + self._num_planned_blocks
+        num_blocks = max(0, stop - first)
+        self._source_block_ids = source_block_ids
+        self._num_planned_blocks += num_blocks
+        self._spans.extend(
+            plan_spans(
+                self._layout,
+                first_block=first,
+                num_blocks=num_blocks,
+                max_bytes=self._max_piece_bytes,
+            )
+        )
+        if is_last:
+            self._computed_s = now_s
+            self._first_token_id = first_token_id
+        return self._seal_if_all_sent()
+
+    def next_piece(self, now_s: float) -> PieceToSend | None:
+        """The piece to send now; None while there is none, or one is already in progress."""
+        if self.state is not OutboundState.PUSHING or self._in_progress or not self._spans:
+            return None
+        span = self._spans.popleft()
+        blocks = slice(span.blocks.start, span.blocks.stop)
+        self._in_progress = PieceToSend(
+            piece_id=PieceId(self.reservation.epoch, self._num_handed_out),
+            span=span,
+            source_block_ids=self._source_block_ids[blocks],
+            target_block_ids=self.reservation.block_ids[blocks],
+        )
+        self._num_handed_out += 1
+        if self._first_send_s is None:
+            self._first_send_s = now_s
+        return self._in_progress
+
+    def sent(self, checksum: int) -> tuple[ToDecode, ...]:
+        """The backend returned: the piece's header, and what had to wait for it.
+
+        The header is sent after an abort too: decode has to take the bytes off the link.
+        """
+        piece = self._in_progress
+        assert piece is not None
+        self._in_progress = None
+        num_bytes = span_bytes(self._layout, piece.span)
+        self._unacknowledged[piece.piece_id.index] = num_bytes
+        header = Piece(
+            request_id=self.reservation.request_id,
+            epoch=piece.piece_id.epoch,
+            index=piece.piece_id.index,
+            span=piece.span,
+            num_bytes=num_bytes,
+            checksum=checksum,
+        )
+        return (header, *self._settle(), *self._seal_if_all_sent())
+
+    def send_failed(self, detail: str) -> None:
+        """The backend raised: the link is lost, nothing more can be said on it."""
+        self._in_progress = None
+        self.link_lost(detail)
+
+    def acknowledged(self, index: int) -> None:
+        """Decode took piece `index` off the link; a second acknowledgement changes nothing."""
+        self._num_acknowledged_bytes += self._unacknowledged.pop(index, 0)
+
+    def sealed(self, now_s: float) -> None:
+        """Decode proved every byte; without effect after an abort."""
+        if self.state is OutboundState.SEALING:
+            self.state = OutboundState.SEALED
+            self._sealed_s = now_s
+
+    def refused(self, reason: TransferFailure, detail: str) -> None:
+        """Decode refused the Begin or the Seal."""
+        self._fail(reason, detail, owed=())
+
+    def abort(self, reason: TransferFailure, detail: str) -> tuple[ToDecode, ...]:
+        """End the handoff from this side; idempotent, and without effect once sealed."""
+        request_id, epoch = self.reservation.request_id, self.reservation.epoch
+        return self._fail(reason, detail, owed=(Abort(request_id, epoch, reason, detail),))
+
+    def peer_aborted(self, reason: TransferFailure, detail: str) -> tuple[ToDecode, ...]:
+        """Decode ended the handoff: its acknowledgement, now or when the send has returned."""
+        ack = AbortAck(self.reservation.request_id, self.reservation.epoch)
+        if self.state in _ACTIVE:
+            return self._fail(reason, detail, owed=(ack,))
+        self._owed += (ack,)
+        return self._settle()
+
+    def link_lost(self, detail: str) -> None:
+        """The link is dead; idempotent, and without effect once sealed."""
+        self._fail(TransferFailure.LINK_LOST, detail, owed=())
+        self._owed = ()
+        self._settle()
+
+    def tick(self, now_s: float) -> tuple[ToDecode, ...]:
+        """Let time pass: the deadline ends a handoff that is not sealed."""
+        if self.state not in _ACTIVE or now_s < self.deadline_s:
+            return ()
+        return self.abort(TransferFailure.LEASE_EXPIRED, "the prefill worker's time is over")
+
+    def try_release_blocks(self) -> bool:
+        """True on the first call in a final state: the source blocks may be given back."""
+        is_final = self.state in (OutboundState.SEALED, OutboundState.FAILED)
+        if not is_final or self._are_blocks_released:
+            return False
+        self._are_blocks_released = True
+        return True
+
+    def report(self) -> TransferReport:
+        """What was measured of a sealed handoff."""
+        assert self._sealed_s is not None and self._computed_s is not None
+        first_send_s = self._sealed_s if self._first_send_s is None else self._first_send_s
+        return TransferReport(
+            backend=self._backend,
+            num_bytes=self._num_acknowledged_bytes,
+            num_pieces=self._num_handed_out,
+            push_s=self._sealed_s - first_send_s,
+            exposed_s=self._sealed_s - self._computed_s,
+        )
+
+    def _seal_if_all_sent(self) -> tuple[ToDecode, ...]:
+        is_all_sent = self._computed_s is not None and not self._spans and self._in_progress is None
+        if self.state is not OutboundState.PUSHING or not is_all_sent:
+            return ()
+        self.state = OutboundState.SEALING
+        request_id, epoch = self.reservation.request_id, self.reservation.epoch
+        return (Seal(request_id, epoch, self._num_handed_out, self._first_token_id),)
+
+    def _fail(
+        self, reason: TransferFailure, detail: str, *, owed: tuple[ToDecode, ...]
+    ) -> tuple[ToDecode, ...]:
+        if self.state not in _ACTIVE:
+            return ()
+        self.failure = TransferFailed(reason, detail)
+        self.state = OutboundState.ABORTING
+        self._spans.clear()
+        self._owed = owed
+        return self._settle()
+
+    def _settle(self) -> tuple[ToDecode, ...]:
+        """What is owed to decode, once no send is in progress."""
+        if self._in_progress is not None:
+            return ()
+        if self.state is OutboundState.ABORTING:
+            self.state = OutboundState.FAILED
+        owed, self._owed = self._owed, ()
+        return owed

@@ -1,0 +1,261 @@
+"""Transfer over torch.distributed: NCCL between CUDA caches, gloo between CPU caches.
+
+Each link is a process group object of two ranks, built directly on a store: never the default
+group and never `new_group`, which need a world that is known in advance. Rank 0 is decode, rank
+1 is prefill. One TCPStore per decode process serves all links, each under a prefix of its own
+that is never used twice, because gloo reads stale keys otherwise.
+
+Traps that shaped this file (torch 2.13, measured 2026-11-30 on two cores):
+
+- A gloo `send().wait()` hangs until the group's timeout when the receiver is killed. So a send
+  is never waited for: the acknowledgement on the control stream frees its buffer.
+- `is_completed()` of gloo's point-to-point work is never true; only `wait` in a thread tells.
+- A timed-out wait poisons the group. So any failure closes the link.
+- Receiving a piece only when its header is there costs 3 ms a piece when the cores are busy;
+  receives posted ahead cost 0.1 ms. gloo takes a shorter message into a longer buffer, so
+  buffers of one size are posted ahead. NCCL needs equal sizes and posts when the header is there.
+- NCCL ignores tags, so the order of the control stream alone matches pieces to headers.
+
+The NCCL path shares this code and has not been run where it was written.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch._C._distributed_c10d import TCPStore, Work
+
+from core.errors import PeerLost
+from kv_transfer.backend import BackendKind, Offer
+from kv_transfer.pages import DevicePages, HostPages, Pages
+from kv_transfer.plan import PieceId, Span
+from kv_transfer.torch_pair import DECODE, PREFILL, LinkSpec, build_pair, forget_keys
+
+SLOT_BYTES = 4 * 1024 * 1024
+NUM_SLOTS = 8
+TAKE_TIMEOUT_S = 10.0
+STORE_TIMEOUT_S = 10.0
+
+_TAG = 0
+
+
+class TorchBackend:
+    """The decode worker's store, on which every link builds its own group.
+
+    slot_bytes bounds a piece, num_slots the pieces that a sender may have unacknowledged.
+    """
+
+    kind = BackendKind.TORCH.value
+
+    def __init__(
+        self,
+        *,
+        host: str,
+        slot_bytes: int = SLOT_BYTES,
+        num_slots: int = NUM_SLOTS,
+        take_timeout_s: float = TAKE_TIMEOUT_S,
+    ) -> None:
+        self._host = host
+        self._slot_bytes = slot_bytes
+        self._num_slots = num_slots
+        self._take_timeout_s = take_timeout_s
+        self._receivers: list[TorchReceiver] = []
+        self._store: TCPStore | None = TCPStore(
+            host,
+            0,
+            is_master=True,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=STORE_TIMEOUT_S),
+        )
+
+    def allocate(self, num_bytes: int) -> torch.Tensor:
+        """Zeroed ordinary memory; a CUDA cache is made by its owner."""
+        return torch.zeros(num_bytes, dtype=torch.uint8)
+
+    def offer(self, link_id: str, cache_L2NSKD: torch.Tensor) -> tuple[Offer, "TorchReceiver"]:
+        """A new link into `cache_L2NSKD`, whose device decides between gloo and NCCL."""
+        assert self._store is not None
+        num_layers, _, num_blocks = cache_L2NSKD.shape[:3]
+        spec = LinkSpec(
+            host=self._host,
+            port=self._store.port,
+            prefix=link_id,
+            device=cache_L2NSKD.device.type,
+            num_slots=self._num_slots,
+            slot_bytes=max(self._slot_bytes, cache_L2NSKD.nbytes // num_layers // num_blocks),
+        )
+        receiver = TorchReceiver(self._store, spec, cache_L2NSKD, self._take_timeout_s)
+        self._receivers = [r for r in self._receivers if not r.is_writer_gone()]
+        self._receivers.append(receiver)
+        return spec.to_offer(), receiver
+
+    def close(self) -> None:
+        """Close every link, then the store."""
+        for receiver in self._receivers:
+            receiver.close()
+        self._receivers.clear()
+        self._store = None
+
+
+class TorchReceiver:
+    """Decode's end of a link: only its own `take` writes into the cache."""
+
+    def __init__(
+        self,
+        store: TCPStore,
+        spec: LinkSpec,
+        cache_L2NSKD: torch.Tensor,
+        take_timeout_s: float,
+    ) -> None:
+        self._store = store
+        self._spec = spec
+        self._pages = _pages_of(cache_L2NSKD)
+        self._page_bytes = _page_bytes_of(cache_L2NSKD)
+        self._timeout = timedelta(seconds=take_timeout_s)
+        self._is_posting_ahead = spec.device == "cpu"
+        self._group: Any = None  # ProcessGroupGloo or ProcessGroupNCCL, whichever is built in
+        self._free: deque[torch.Tensor] = deque()
+        self._posted: deque[tuple[torch.Tensor, Work]] = deque()
+        self._taking = threading.Lock()
+        self._is_closed = False
+
+    def accept(self, timeout_s: float) -> None:
+        """Build rank 0 of the pair, which needs the sender to build rank 1."""
+        with self._taking:
+            self._group = build_pair(self._spec, DECODE, self._timeout, timeout_s)
+            self._free = self._spec.allocate_slots()
+            if self._is_posting_ahead:
+                while self._free:
+                    self._post(self._spec.slot_bytes)
+            if self._is_closed:
+                self._drop()
+                raise PeerLost(self._spec.prefix, "the link was closed meanwhile")
+
+    def take(self, span: Span, target_block_ids: Sequence[int] | None) -> int:
+        """Wait for the next piece and put it into the target blocks, or throw it away."""
+        num_bytes = span.num_layers * 2 * span.num_blocks * self._page_bytes
+        with self._taking:
+            if self._is_closed:
+                raise PeerLost(self._spec.prefix, "the link is closed")
+            try:
+                return self._take(num_bytes, span, target_block_ids)
+            except RuntimeError as error:
+                raise PeerLost(self._spec.prefix, "the group failed") from error
+            finally:
+                if self._is_closed:
+                    self._drop()
+
+    def is_writer_gone(self) -> bool:
+        """True once closed and not inside `take`."""
+        return self._is_closed and not self._taking.locked()
+
+    def close(self) -> None:
+        """Drop the group; a `take` that is waiting keeps it until it returns."""
+        self._is_closed = True
+        if self._taking.acquire(blocking=False):
+            self._drop()
+            self._taking.release()
+
+    def _take(self, num_bytes: int, span: Span, target_block_ids: Sequence[int] | None) -> int:
+        if not self._is_posting_ahead:
+            self._post(num_bytes)
+        buffer, work = self._posted.popleft()
+        work.wait(self._timeout)
+        checksum = 0
+        if target_block_ids is not None:
+            checksum = self._pages.scatter(span, target_block_ids, buffer[:num_bytes])
+        self._free.append(buffer)
+        if self._is_posting_ahead:
+            self._post(self._spec.slot_bytes)
+        return checksum
+
+    def _post(self, num_bytes: int) -> None:
+        buffer = self._free.popleft()
+        self._posted.append((buffer, self._group.recv([buffer[:num_bytes]], PREFILL, _TAG)))
+
+    def _drop(self) -> None:
+        if self._group is not None:
+            self._group = None
+            forget_keys(self._store, self._spec.prefix)
+        self._posted.clear()
+        self._free.clear()
+
+
+class TorchSender:
+    """Prefill's end of a link: stages pieces and never waits for a send."""
+
+    def __init__(self, spec: LinkSpec, cache_L2NSKD: torch.Tensor, timeout_s: float) -> None:
+        self._spec = spec
+        self._pages = _pages_of(cache_L2NSKD)
+        self._page_bytes = _page_bytes_of(cache_L2NSKD)
+        self._lock = threading.Lock()
+        timeout = timedelta(seconds=TAKE_TIMEOUT_S)
+        self._group: Any = build_pair(spec, PREFILL, timeout, timeout_s)
+        self._free = spec.allocate_slots()
+        self._in_flight: dict[PieceId, tuple[torch.Tensor, Work]] = {}
+
+    @property
+    def max_piece_bytes(self) -> int:
+        """The size of a staging buffer."""
+        return self._spec.slot_bytes
+
+    def has_room(self) -> bool:
+        """True if fewer than num_slots pieces are unacknowledged."""
+        return bool(self._free)
+
+    def send(
+        self,
+        piece_id: PieceId,
+        span: Span,
+        source_block_ids: Sequence[int],
+        target_block_ids: Sequence[int],
+    ) -> int:
+        """Stage the piece and post its send; its checksum."""
+        num_bytes = span.num_layers * 2 * span.num_blocks * self._page_bytes
+        assert num_bytes <= self._spec.slot_bytes, "it was planned for another link"
+        with self._lock:
+            if self._group is None:
+                raise PeerLost(self._spec.prefix, f"the link was closed before {piece_id}")
+            buffer = self._free.popleft()
+            staging = buffer[:num_bytes]
+            checksum = self._pages.gather(span, source_block_ids, staging)
+            try:
+                work = self._group.send([staging], DECODE, _TAG)
+            except RuntimeError as error:
+                raise PeerLost(self._spec.prefix, "the group failed") from error
+            self._in_flight[piece_id] = (buffer, work)
+            return checksum
+
+    def acknowledge(self, piece_id: PieceId) -> None:
+        """The piece was received, so its send is over though nobody waited for it."""
+        with self._lock:
+            if piece_id in self._in_flight:
+                self._free.append(self._in_flight.pop(piece_id)[0])
+
+    def close(self) -> None:
+        """Drop the group and what is in flight."""
+        with self._lock:
+            self._group = None
+            self._in_flight.clear()
+            self._free.clear()
+
+
+def connect(offer: Offer, cache_L2NSKD: torch.Tensor, timeout_s: float) -> TorchSender:
+    """The sender's end of the link that `offer` describes.
+
+    Raises:
+        PeerLost: decode did not build its end within `timeout_s`.
+    """
+    return TorchSender(LinkSpec.of_offer(offer), cache_L2NSKD, timeout_s)
+
+
+def _pages_of(cache_L2NSKD: torch.Tensor) -> Pages:
+    is_host = cache_L2NSKD.device.type == "cpu"
+    return HostPages(cache_L2NSKD) if is_host else DevicePages(cache_L2NSKD)
+
+
+def _page_bytes_of(cache_L2NSKD: torch.Tensor) -> int:
+    return cache_L2NSKD[0, 0, 0].nbytes

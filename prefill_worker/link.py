@@ -1,0 +1,230 @@
+"""This worker's end of the KV links: one per decode worker, made on demand, dead with its stream.
+
+A link is a control stream (gRPC) beside a path for bytes (a kv_transfer Sender). The pusher takes
+turns over the handoffs of the link, one piece at a time: the bytes are sent by the link's own
+thread, then the header goes on the stream, so both arrive in the same order. The reader gives
+decode's answers to the handoff that they name. What is said when is decided by
+`kv_transfer.outbound`; this module only carries it.
+
+Runs in the event loop; only `Sender.send` runs in the link's thread.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from core import link as say
+from core.clock import Clock
+from core.errors import PeerLost, TransferFailure, TwophaseError
+from core.link import LinkDown, LinkUp, PieceId
+from core.request import RequestId, WorkerName
+from core.timeline import TransferReport
+from core.worker import LinkStatus
+from kv_transfer.backend import Sender
+from kv_transfer.outbound import OutboundTransfer
+from prefill_worker.worker import Computed
+from twophase.peer import Duplex, lost
+
+
+class Handoff:
+    """One request's KV cache on its way over a link.
+
+    `ended` is set once the source blocks are no longer read: sealed, or failed and fenced.
+    """
+
+    def __init__(self, transfer: OutboundTransfer, link: "Link") -> None:
+        self.transfer = transfer
+        self.ended = asyncio.Event()
+        self._link = link
+        self._tell_failure: Callable[[TwophaseError], None] | None = None
+
+    def on_failure(self, tell: Callable[[TwophaseError], None]) -> None:
+        """Have `tell` called, once, if the handoff fails; at once if it did."""
+        self._tell_failure = tell
+        self.tell_if_failed()
+
+    def tell_if_failed(self) -> None:
+        """Tell a failure that was not told yet."""
+        if self.transfer.failure is not None and self._tell_failure is not None:
+            self._tell_failure(self.transfer.failure)
+            self._tell_failure = None
+
+    def computed(self, computed: Computed) -> None:
+        """Push what a step made ready."""
+        self._link.say(
+            self.transfer.computed(
+                computed.num_tokens,
+                computed.block_ids,
+                self._link.clock.now_s(),
+                computed.first_token_id or 0,
+            )
+        )
+        self._link.changed(self)
+
+    async def sealed(self) -> TransferReport:
+        """What was measured, once decode proved every byte; raises TransferFailed if it did not."""
+        await self.ended.wait()
+        if self.transfer.failure is not None:
+            raise self.transfer.failure
+        return self.transfer.report()
+
+    async def close(self) -> None:
+        """End the handoff if it is not sealed; returns when the source blocks are free.
+
+        Contract: idempotent; may block for one `Sender.send`.
+        """
+        detail = "the prefill worker gave the request up"
+        self._link.say(self.transfer.abort(TransferFailure.ABORTED, detail))
+        self._link.changed(self)
+        await self.ended.wait()
+
+
+class Link:
+    """One connected link.
+
+    Invariant: a handoff is in `_handoffs` until decode cannot mention it any more (it ended and
+    the stream still lives, or the link is dead).
+    """
+
+    def __init__(
+        self,
+        opened: say.LinkOpened,
+        sender: Sender,
+        stream: Duplex[LinkUp, LinkDown],
+        messages: AsyncIterator[LinkDown],
+        *,
+        peer_name: WorkerName,
+        clock: Clock,
+    ) -> None:
+        self.clock = clock
+        self.peer_name = peer_name
+        self.num_bytes = 0
+        self.is_dead = False
+        self._opened = opened
+        self._sender = sender
+        self._stream = stream
+        self._messages = messages
+        self._handoffs: dict[tuple[RequestId, int], Handoff] = {}
+        self._work = asyncio.Event()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"link-{peer_name}")
+
+    @property
+    def status(self) -> LinkStatus:
+        """What an operator sees of the link."""
+        return LinkStatus(self.peer_name, self._opened.kind, self._opened.reason, self.num_bytes)
+
+    @property
+    def num_open_transfers(self) -> int:
+        """Handoffs that have not ended."""
+        return len(self._handoffs)
+
+    def begin(self, transfer: OutboundTransfer) -> Handoff:
+        """Ask decode for the right to write; compute may go on meanwhile."""
+        handoff = Handoff(transfer, self)
+        if self.is_dead:
+            transfer.link_lost(f"the link to {self.peer_name} is dead")
+            handoff.ended.set()
+            return handoff
+        reservation = transfer.reservation
+        self._handoffs[reservation.request_id, reservation.epoch] = handoff
+        self.say(transfer.begin())
+        return handoff
+
+    def say(self, messages: tuple[LinkUp, ...]) -> None:
+        """Put messages on the control stream, in order."""
+        for message in messages:
+            self._stream.send(message)
+
+    def changed(self, handoff: Handoff) -> None:
+        """A handoff may have something to push, or may have failed or ended."""
+        handoff.tell_if_failed()
+        if handoff.transfer.try_release_blocks():
+            reservation = handoff.transfer.reservation
+            self._handoffs.pop((reservation.request_id, reservation.epoch), None)
+            handoff.ended.set()
+            if handoff.transfer.failure is None:
+                self.num_bytes += handoff.transfer.report().num_bytes
+        self._work.set()
+
+    async def run(self) -> None:
+        """Carry handoffs until the stream ends; then every handoff of the link has failed."""
+        error: TwophaseError | None = None
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._push())
+            try:
+                async for message in self._messages:
+                    self._hear(message)
+            except TwophaseError as caught:
+                error = caught
+            finally:
+                self.is_dead = True
+                self._work.set()
+        self._end(lost(self.peer_name, error))
+
+    def close(self) -> None:
+        """End the stream, and with it the link; idempotent."""
+        self._stream.close()
+
+    def _hear(self, message: LinkDown) -> None:
+        if isinstance(message, say.LinkOpened | say.LinkRefused):
+            return
+        if isinstance(message, say.PieceAck):
+            self._sender.acknowledge(PieceId(message.epoch, message.index))
+        handoff = self._handoffs.get((message.request_id, message.epoch))
+        if handoff is not None:
+            self._answer(handoff.transfer, message)
+            self.changed(handoff)
+            return
+        self._work.set()
+        # It ended here; decode still has to be told that nobody writes any more.
+        if isinstance(message, say.Abort):
+            self.say((say.AbortAck(message.request_id, message.epoch),))
+
+    def _answer(self, transfer: OutboundTransfer, message: LinkDown) -> None:
+        match message:
+            case say.Granted():
+                self.say(transfer.granted())
+            case say.PieceAck():
+                transfer.acknowledged(message.index)
+            case say.Sealed():
+                transfer.sealed(self.clock.now_s())
+            case say.TransferRefused():
+                transfer.refused(message.reason, message.detail)
+            case say.Abort():
+                self.say(transfer.peer_aborted(message.reason, message.detail))
+
+    async def _push(self) -> None:
+        while not self.is_dead:
+            await self._work.wait()
+            self._work.clear()
+            for handoff in list(self._handoffs.values()):
+                if self._sender.has_room() and not self.is_dead:
+                    await self._push_piece(handoff)
+
+    async def _push_piece(self, handoff: Handoff) -> None:
+        piece = handoff.transfer.next_piece(self.clock.now_s())
+        if piece is None:
+            return
+        try:
+            checksum = await asyncio.get_running_loop().run_in_executor(
+                self._thread,
+                self._sender.send,
+                piece.piece_id,
+                piece.span,
+                piece.source_block_ids,
+                piece.target_block_ids,
+            )
+        except PeerLost as error:
+            handoff.transfer.send_failed(str(error))
+            self.close()
+            return
+        self.say(handoff.transfer.sent(checksum))
+        self.changed(handoff)
+
+    def _end(self, error: PeerLost) -> None:
+        self._stream.close()
+        self._sender.close()
+        self._thread.shutdown()
+        for handoff in list(self._handoffs.values()):
+            handoff.transfer.link_lost(str(error))
+            self.changed(handoff)

@@ -1,0 +1,154 @@
+"""The KV links of one prefill worker: found by the incarnation of the decode worker they lead to.
+
+Runs in the event loop; building a sender blocks, so it happens in a thread.
+"""
+
+import asyncio
+from dataclasses import dataclass
+
+from core.clock import Clock
+from core.config import TransferConfig
+from core.errors import PeerLost, TransferFailed, TransferFailure
+from core.layout import KVLayout
+from core.link import LinkOpened, LinkRefused, OpenLink
+from core.request import Request, WorkerName
+from core.worker import LinkStatus, RemoteReservation
+from engine.kv_cache import KVCache
+from kv_transfer.backend import Offer
+from kv_transfer.connection import connect
+from kv_transfer.outbound import OutboundTransfer
+from kv_transfer.plan import Reservation
+from kv_transfer.shm import host_id
+from prefill_worker.link import Handoff, Link
+from twophase.peer import Peer
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who this worker is to a decode worker."""
+
+    name: WorkerName
+    incarnation: str
+    layout: KVLayout
+
+
+class LinkPool:
+    """Links made on demand; use as an async context manager."""
+
+    def __init__(
+        self, identity: Identity, cache: KVCache, config: TransferConfig, clock: Clock
+    ) -> None:
+        self._identity = identity
+        self._cache = cache
+        self._config = config
+        self._clock = clock
+        self._links: dict[str, Link] = {}
+        self._opening: dict[str, asyncio.Lock] = {}
+        self._group = asyncio.TaskGroup()
+
+    async def __aenter__(self) -> "LinkPool":
+        """The pool, with no link."""
+        await self._group.__aenter__()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        """Close every link."""
+        for link in self._links.values():
+            link.close()
+        await self._group.__aexit__(None, None, None)
+
+    @property
+    def statuses(self) -> tuple[LinkStatus, ...]:
+        """What an operator sees of each link."""
+        return tuple(link.status for link in self._links.values())
+
+    @property
+    def num_open_transfers(self) -> int:
+        """Handoffs that have not ended."""
+        return sum(link.num_open_transfers for link in self._links.values())
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of sealed handoffs on the links that live."""
+        return sum(link.num_bytes for link in self._links.values())
+
+    async def begin(self, request: Request, reservation: RemoteReservation) -> Handoff:
+        """Start the handoff of one request, on a new link if there is none.
+
+        Raises:
+            LayoutMismatch, ConfigError, PeerLost, TransferFailed: there can be no link.
+        """
+        link = await self._get(reservation)
+        transfer = OutboundTransfer(
+            Reservation(
+                request_id=request.request_id,
+                epoch=reservation.epoch,
+                block_ids=reservation.block_ids,
+                num_prompt_tokens=request.num_prompt_tokens,
+                num_cached_blocks=reservation.num_shared_blocks,
+            ),
+            layout=self._identity.layout,
+            backend=link.status.backend,
+            max_piece_bytes=self._config.piece,
+            deadline_s=request.deadline_s,
+        )
+        return link.begin(transfer)
+
+    async def _get(self, reservation: RemoteReservation) -> Link:
+        incarnation = reservation.decode_incarnation
+        async with self._opening.setdefault(incarnation, asyncio.Lock()):
+            if incarnation not in self._links:
+                self._links[incarnation] = await self._open(reservation)
+            return self._links[incarnation]
+
+    async def _open(self, reservation: RemoteReservation) -> Link:
+        peer = Peer(reservation.decode_address, self._clock)
+        stream = peer.link()
+        try:
+            async with asyncio.timeout(self._config.connect_timeout_s):
+                stream.send(self._open_message(reservation))
+                messages = aiter(stream)
+                opened = await anext(messages, None)
+                if isinstance(opened, LinkRefused):
+                    raise opened.error
+                if not isinstance(opened, LinkOpened):
+                    raise PeerLost(reservation.decode_worker, "it ended the link at once")
+                offer = Offer(opened.kind, dict(opened.parameters))
+                timeout_s = self._config.connect_timeout_s
+                sender = await asyncio.to_thread(connect, offer, self._cache.kv_L2NSKD, timeout_s)
+        except BaseException as error:
+            stream.close()
+            await peer.close()
+            if isinstance(error, TimeoutError):
+                detail = f"no link to {reservation.decode_worker} within its time"
+                raise TransferFailed(TransferFailure.LINK_LOST, detail) from error
+            raise
+        link = Link(
+            opened,
+            sender,
+            stream,
+            messages,
+            peer_name=reservation.decode_worker,
+            clock=self._clock,
+        )
+        self._group.create_task(self._keep(link, peer, reservation.decode_incarnation))
+        return link
+
+    async def _keep(self, link: Link, peer: Peer, incarnation: str) -> None:
+        try:
+            await link.run()
+        finally:
+            del self._links[incarnation]
+            del self._opening[incarnation]
+            await peer.close()
+
+    def _open_message(self, reservation: RemoteReservation) -> OpenLink:
+        return OpenLink(
+            prefill_worker=self._identity.name,
+            incarnation=self._identity.incarnation,
+            decode_incarnation=reservation.decode_incarnation,
+            layout=self._identity.layout,
+            backend=self._config.backend,
+            host_id=host_id(),
+            device=str(self._cache.kv_L2NSKD.device),
+        )

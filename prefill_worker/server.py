@@ -1,0 +1,94 @@
+"""Puts one prefill worker together and runs it until it is told to stop."""
+
+import asyncio
+import uuid
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from core.clock import MonotonicClock
+from core.model_path import find_model
+from core.worker import Role, WorkerInfo
+from engine.block_pool import BlockPool
+from engine.device_thread import device_thread
+from engine.runner import Runner
+from prefill_worker.config import PrefillWorkerConfig
+from prefill_worker.link_pool import Identity, LinkPool
+from prefill_worker.service import PrefillService
+from prefill_worker.worker import PrefillWorker
+from twophase.server import running_server
+from twophase.v1 import worker_pb2_grpc as pb_grpc
+
+STOP_GRACE_S = 5.0
+
+
+async def serve(
+    config: PrefillWorkerConfig, *, stop: asyncio.Event, on_ready: Callable[[str], None]
+) -> None:
+    """Load the model, listen, call `on_ready` with host:port, and serve until `stop` is set.
+
+    Raises:
+        ModelError, ConfigError: the worker cannot start.
+    """
+    device = device_thread(
+        nice=config.engine.nice, num_threads=config.pool.num_threads, cores=config.cores
+    )
+    try:
+        runner = await asyncio.get_running_loop().run_in_executor(device, _load, config)
+        await _serve(config, runner, device, stop=stop, on_ready=on_ready)
+    finally:
+        device.shutdown()
+
+
+def _load(config: PrefillWorkerConfig) -> Runner:
+    runner = Runner(
+        find_model(config.model),
+        dtype=config.engine.dtype,
+        block_size=config.engine.block_size,
+        kv_cache_bytes=config.pool.kv_cache,
+        num_threads=config.pool.num_threads,
+        max_context_tokens=config.engine.max_context_tokens,
+    )
+    runner.warm_up()
+    return runner
+
+
+async def _serve(
+    config: PrefillWorkerConfig,
+    runner: Runner,
+    device: ThreadPoolExecutor,
+    *,
+    stop: asyncio.Event,
+    on_ready: Callable[[str], None],
+) -> None:
+    clock = MonotonicClock()
+    info = WorkerInfo(
+        name=config.name,
+        role=Role.PREFILL,
+        incarnation=uuid.uuid4().hex,
+        model=config.model,
+        layout=runner.layout,
+        num_blocks=runner.num_blocks,
+        max_context_tokens=runner.max_context_tokens,
+        vocab_size=runner.config.vocab_size,
+        max_num_sequences=0,
+        attention=f"{runner.attention_name}: {runner.attention_reason}",
+    )
+    worker = PrefillWorker(
+        BlockPool(runner.num_blocks, config.engine.block_size),
+        block_size=config.engine.block_size,
+        max_batch_tokens=config.pool.max_batch_tokens,
+        max_waiting=config.pool.max_waiting_requests,
+    )
+    identity = Identity(info.name, info.incarnation, info.layout)
+    async with LinkPool(identity, runner.cache, config.transfer, clock) as links:
+        service = PrefillService(info, worker, runner, links, device=device, clock=clock)
+        async with running_server(config.listen, stop_grace_s=STOP_GRACE_S) as server:
+            pb_grpc.add_WorkerServicer_to_server(service, server.grpc)
+            pb_grpc.add_PrefillWorkerServicer_to_server(service, server.grpc)
+            service.address = await server.start()
+            async with asyncio.TaskGroup() as tasks:
+                steps = tasks.create_task(service.run_device())
+                on_ready(service.address)
+                await stop.wait()
+                await server.stop()
+                steps.cancel()

@@ -1,0 +1,149 @@
+"""gRPC in, core types out: the prefill worker's server and the loop that feeds its device.
+
+The life of a prompt through this module is `PrefillService._prefill`, a few lines: wait and
+compute (`worker`), push what is computed (`link`), tell the router the first token and the end.
+Cancelling the call, or any failure, leaves through the same `finally`: the handoff is closed
+first, so that nobody reads the blocks any more, then the blocks go back.
+
+Everything here runs in one event loop; only steps run in the device's thread.
+"""
+
+import asyncio
+import logging
+import os
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+
+from core.clock import Clock
+from core.errors import InvariantBroken, TwophaseError
+from core.request import Request, RequestId
+from core.worker import FirstToken, PrefillEvent, RemoteReservation, Role, WorkerInfo, WorkerStatus
+from engine.runner import Runner
+from prefill_worker.link_pool import LinkPool
+from prefill_worker.worker import Computed, PrefillWorker
+from twophase import worker_wire
+from twophase.server import Context, abort
+from twophase.v1 import worker_pb2 as pb
+from twophase.v1 import worker_pb2_grpc as pb_grpc
+
+
+class PrefillService(pb_grpc.WorkerServicer, pb_grpc.PrefillWorkerServicer):
+    """One prefill worker behind gRPC."""
+
+    def __init__(
+        self,
+        info: WorkerInfo,
+        worker: PrefillWorker,
+        runner: Runner,
+        links: LinkPool,
+        *,
+        device: ThreadPoolExecutor,
+        clock: Clock,
+    ) -> None:
+        self.address = ""
+        self._info = info
+        self._worker = worker
+        self._runner = runner
+        self._links = links
+        self._device = device
+        self._clock = clock
+        self._work = asyncio.Event()
+        self._progress: dict[RequestId, asyncio.Queue[Computed | TwophaseError]] = {}
+        self._log = logging.getLogger("twophase.prefill_worker")
+
+    async def run_device(self) -> None:
+        """Run steps while there is work; never returns."""
+        loop = asyncio.get_running_loop()
+        while True:
+            steps = self._worker.next_steps()
+            if not steps:
+                self._work.clear()
+                await self._work.wait()
+                continue
+            try:
+                result = await loop.run_in_executor(self._device, self._runner.step, steps)
+            except InvariantBroken:
+                raise
+            except Exception as error:  # root of the device loop: the batch fails, not the worker
+                self._log.exception("a step failed")
+                for request_id in self._worker.step_failed():
+                    self._tell(request_id, TwophaseError(f"the prefill step failed: {error}"))
+                continue
+            now_s = self._clock.now_s()
+            for computed in self._worker.apply(result.token_ids, result.compute_s, now_s):
+                self._tell(computed.request_id, computed)
+
+    async def Prefill(
+        self, request: pb.PrefillRequest, context: Context
+    ) -> AsyncIterator[pb.PrefillEvent]:
+        try:
+            core_request = worker_wire.request_from_wire(request.request, self._clock.now_s())
+            reservation = worker_wire.reservation_from_wire(request.reservation)
+            async for event in self._prefill(core_request, reservation):
+                yield worker_wire.prefill_event_to_wire(event)
+        except TwophaseError as error:
+            await abort(context, error)
+
+    async def _prefill(
+        self, request: Request, reservation: RemoteReservation
+    ) -> AsyncIterator[PrefillEvent]:
+        self._worker.add(request, self._clock.now_s())
+        progress = self._progress[request.request_id] = asyncio.Queue()
+        self._work.set()
+        handoff = None
+        try:
+            handoff = await self._links.begin(request, reservation)
+            handoff.on_failure(progress.put_nowait)
+            is_prompt_done = False
+            while not is_prompt_done:
+                computed = await progress.get()
+                if isinstance(computed, TwophaseError):
+                    raise computed
+                handoff.computed(computed)
+                if computed.first_token_id is not None and computed.report is not None:
+                    yield FirstToken(computed.first_token_id, computed.report)
+                    is_prompt_done = True
+            yield await handoff.sealed()
+        finally:
+            del self._progress[request.request_id]
+            if handoff is not None:
+                await handoff.close()
+            self._worker.release(request.request_id)
+            self._work.set()
+
+    async def GetInfo(self, request: pb.GetInfoRequest, context: Context) -> pb.WorkerInfo:
+        return worker_wire.info_to_wire(self._info)
+
+    async def GetWorkerStatus(
+        self, request: pb.GetWorkerStatusRequest, context: Context
+    ) -> pb.WorkerStatus:
+        return worker_wire.status_to_wire(self.status())
+
+    def status(self) -> WorkerStatus:
+        """What the worker holds."""
+        blocks = self._worker.pool.counts()
+        return WorkerStatus(
+            name=self._info.name,
+            role=Role.PREFILL,
+            address=self.address,
+            pid=os.getpid(),
+            num_total_blocks=blocks.total,
+            num_free_blocks=blocks.free,
+            num_cached_blocks=blocks.cached,
+            num_used_blocks=blocks.used,
+            num_quarantined_blocks=blocks.quarantined,
+            num_waiting_requests=self._worker.num_waiting,
+            num_running_requests=self._worker.num_running,
+            num_reservations=self._worker.num_running,
+            num_open_transfers=self._links.num_open_transfers,
+            num_handler_tasks=len(self._progress),
+            num_steps=self._worker.num_steps,
+            num_transfer_bytes=self._links.num_bytes,
+            num_waiting_prompt_tokens=self._worker.num_waiting_tokens,
+            links=self._links.statuses,
+        )
+
+    def _tell(self, request_id: RequestId, progress: Computed | TwophaseError) -> None:
+        queue = self._progress.get(request_id)
+        if queue is not None:
+            queue.put_nowait(progress)

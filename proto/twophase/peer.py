@@ -1,0 +1,170 @@
+"""Calls from router to workers and from worker to worker, in core types.
+
+Every failed call raises one error of the core tree; a broken stream is PeerLost. One Peer is one
+connection, used from one event loop.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import contextmanager
+from typing import Any, Generic, TypeVar
+
+import grpc
+
+from core.clock import Clock
+from core.errors import PeerLost
+from core.link import LinkDown, LinkUp
+from core.request import Request
+from core.worker import (
+    DecodeCommand,
+    DecodeUpdate,
+    PrefillEvent,
+    RemoteReservation,
+    WorkerInfo,
+    WorkerStatus,
+)
+from twophase import link_wire, worker_wire
+from twophase.errors import from_rpc_error
+from twophase.v1 import worker_pb2 as pb
+from twophase.v1 import worker_pb2_grpc as pb_grpc
+
+MAX_MESSAGE_BYTES = 16 << 20
+
+# A peer that is stopped, or a cable that is cut, shows only through unanswered pings.
+CHANNEL_OPTIONS = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", 5_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_retries", 0),
+)
+SERVER_OPTIONS = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.so_reuseport", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
+    ("grpc.http2.max_ping_strikes", 0),
+)
+
+Sent = TypeVar("Sent")
+Received = TypeVar("Received")
+
+
+@contextmanager
+def _core_errors(peer: str) -> Any:  # Any: a context manager that yields nothing
+    try:
+        yield
+    except grpc.RpcError as error:
+        raise from_rpc_error(error, peer) from error
+
+
+class Duplex(Generic[Sent, Received]):
+    """One bidirectional stream: `send` queues, iterating yields what comes back until it ends.
+
+    The queue is not bounded here: callers bound what they have outstanding (active requests,
+    unacknowledged pieces).
+    """
+
+    def __init__(self, peer: str, encode: Callable[[Sent], Any], decode: Callable[[Any], Received]):
+        self._peer = peer
+        self._encode = encode
+        self._decode = decode
+        self._outgoing: asyncio.Queue[Sent | None] = asyncio.Queue()
+        self._call: grpc.aio.StreamStreamCall[Any, Any] | None = None
+
+    def open(self, method: Callable[..., Any]) -> "Duplex[Sent, Received]":
+        """Start the call on a stub's stream-stream method."""
+        self._call = method(self._requests())
+        return self
+
+    async def _requests(self) -> AsyncIterator[Any]:  # Any: the stub's message type
+        while (message := await self._outgoing.get()) is not None:
+            yield self._encode(message)
+
+    def send(self, message: Sent) -> None:
+        """Queue `message`; order is kept."""
+        self._outgoing.put_nowait(message)
+
+    async def __aiter__(self) -> AsyncIterator[Received]:
+        """What the peer sends; ends when it ends the stream, raises PeerLost when it breaks."""
+        assert self._call is not None
+        with _core_errors(self._peer):
+            async for message in self._call:
+                yield self._decode(message)
+
+    def close(self) -> None:
+        """End the call now; idempotent."""
+        self._outgoing.put_nowait(None)
+        if self._call is not None:
+            self._call.cancel()
+
+
+class Peer:
+    """A connection to one worker's gRPC server."""
+
+    def __init__(self, address: str, clock: Clock) -> None:
+        self.address = address
+        self._clock = clock
+        self._channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+        self._worker = pb_grpc.WorkerStub(self._channel)
+        self._prefill = pb_grpc.PrefillWorkerStub(self._channel)
+        self._decode = pb_grpc.DecodeWorkerStub(self._channel)
+
+    async def info(self, timeout_s: float) -> WorkerInfo:
+        """What the worker is; waits up to `timeout_s` for it to listen."""
+        with _core_errors(self.address):
+            message = await self._worker.GetInfo(
+                pb.GetInfoRequest(), timeout=timeout_s, wait_for_ready=True
+            )
+        return worker_wire.info_from_wire(message)
+
+    async def status(self, timeout_s: float) -> WorkerStatus:
+        """What the worker holds."""
+        with _core_errors(self.address):
+            message = await self._worker.GetWorkerStatus(
+                pb.GetWorkerStatusRequest(), timeout=timeout_s
+            )
+        return worker_wire.status_from_wire(message)
+
+    async def prefill(
+        self, request: Request, reservation: RemoteReservation
+    ) -> AsyncIterator[PrefillEvent]:
+        """FirstToken, then TransferReport; closing the iterator cancels the prefill."""
+        now_s = self._clock.now_s()
+        message = pb.PrefillRequest(
+            request=worker_wire.request_to_wire(request, now_s),
+            reservation=worker_wire.reservation_to_wire(reservation),
+        )
+        call = self._prefill.Prefill(message, timeout=max(request.deadline_s - now_s, 0.0))
+        try:
+            with _core_errors(self.address):
+                async for event in call:
+                    yield worker_wire.prefill_event_from_wire(event)
+        finally:
+            call.cancel()
+
+    def session(self) -> Duplex[DecodeCommand, DecodeUpdate]:
+        """This router's stream to a decode worker."""
+        session: Duplex[DecodeCommand, DecodeUpdate] = Duplex(
+            self.address,
+            lambda command: worker_wire.command_to_wire(command, self._clock.now_s()),
+            worker_wire.update_from_wire,
+        )
+        return session.open(self._decode.Session)
+
+    def link(self) -> Duplex[LinkUp, LinkDown]:
+        """The control side of a KV link to a decode worker."""
+        link: Duplex[LinkUp, LinkDown] = Duplex(
+            self.address, link_wire.up_to_wire, link_wire.down_from_wire
+        )
+        return link.open(self._decode.Link)
+
+    async def close(self) -> None:
+        """Close the connection; calls on it end as cancelled."""
+        await self._channel.close()
+
+
+def lost(peer: str, error: Exception | None) -> PeerLost:
+    """The PeerLost that tells why a stream to `peer` ended."""
+    return error if isinstance(error, PeerLost) else PeerLost(peer, str(error or "stream ended"))

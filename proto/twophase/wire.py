@@ -1,0 +1,132 @@
+"""Public messages to core types and back; the workers' own messages are in `worker_wire`.
+
+Nothing is validated here beyond what the types say; `router/service` refuses what it must.
+"""
+
+from core.completion import ChatMessage, Chunk, Completion
+from core.request import FinishReason, RequestId, Usage, WorkerName
+from core.timeline import Phases, TransferReport
+from twophase.v1 import inference_pb2 as pb
+
+_FINISH_REASONS = {
+    FinishReason.STOP: pb.FINISH_REASON_STOP,
+    FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
+}
+_FINISH_REASONS_BACK = {value: key for key, value in _FINISH_REASONS.items()}
+
+
+def chat_messages_to_wire(messages: list[ChatMessage]) -> pb.ChatMessages:
+    """A conversation as a message."""
+    return pb.ChatMessages(
+        messages=[pb.ChatMessage(role=m.role, content=m.content) for m in messages]
+    )
+
+
+def chat_messages_from_wire(messages: pb.ChatMessages) -> list[ChatMessage]:
+    """A conversation from its message."""
+    return [ChatMessage(m.role, m.content) for m in messages.messages]
+
+
+def chunk_to_wire(chunk: Chunk) -> pb.GenerateResponse:
+    """One streamed message."""
+    completion = completion_to_wire(chunk.completion) if chunk.completion else None
+    return pb.GenerateResponse(text=chunk.text, token_ids=chunk.token_ids, completion=completion)
+
+
+def chunk_from_wire(message: pb.GenerateResponse) -> Chunk:
+    """One streamed message, as the client sees it."""
+    completion = (
+        completion_from_wire(message.completion) if message.HasField("completion") else None
+    )
+    return Chunk(message.text, tuple(message.token_ids), completion)
+
+
+def completion_to_wire(completion: Completion) -> pb.Completion:
+    """The closing record as a message."""
+    transfer = completion.transfer
+    return pb.Completion(
+        request_id=completion.request_id,
+        finish_reason=_FINISH_REASONS[completion.finish_reason],
+        usage=pb.Usage(
+            num_prompt_tokens=completion.usage.num_prompt_tokens,
+            num_output_tokens=completion.usage.num_output_tokens,
+            num_prefill_cached_tokens=completion.usage.num_prefill_cached_tokens,
+            num_decode_cached_tokens=completion.usage.num_decode_cached_tokens,
+        ),
+        phases=_phases_to_wire(completion.phases),
+        transfer=None
+        if transfer is None
+        else pb.Transfer(
+            backend=transfer.backend,
+            num_bytes=transfer.num_bytes,
+            num_pieces=transfer.num_pieces,
+            push_s=transfer.push_s,
+            exposed_s=transfer.exposed_s,
+        ),
+        prefill_worker=completion.prefill_worker,
+        decode_worker=completion.decode_worker,
+        placement=completion.placement,
+        seed=completion.seed,
+    )
+
+
+def completion_from_wire(message: pb.Completion) -> Completion:
+    """The closing record from its message."""
+    usage, transfer = message.usage, message.transfer
+    return Completion(
+        request_id=RequestId(message.request_id),
+        finish_reason=_FINISH_REASONS_BACK[message.finish_reason],
+        usage=Usage(
+            num_prompt_tokens=usage.num_prompt_tokens,
+            num_output_tokens=usage.num_output_tokens,
+            num_prefill_cached_tokens=usage.num_prefill_cached_tokens,
+            num_decode_cached_tokens=usage.num_decode_cached_tokens,
+        ),
+        phases=_phases_from_wire(message.phases),
+        transfer=TransferReport(
+            backend=transfer.backend,
+            num_bytes=transfer.num_bytes,
+            num_pieces=transfer.num_pieces,
+            push_s=transfer.push_s,
+            exposed_s=transfer.exposed_s,
+        )
+        if message.HasField("transfer")
+        else None,
+        prefill_worker=WorkerName(message.prefill_worker),
+        decode_worker=WorkerName(message.decode_worker),
+        placement=message.placement,
+        seed=message.seed,
+    )
+
+
+def _phases_to_wire(phases: Phases) -> pb.Phases:
+    return pb.Phases(
+        tokenize_s=phases.tokenize_s,
+        place_s=phases.place_s,
+        reserve_s=phases.reserve_s,
+        queue_s=phases.queue_s,
+        prefill_s=phases.prefill_s,
+        exposed_transfer_s=phases.exposed_transfer_s,
+        slot_wait_s=phases.slot_wait_s,
+        decode_s=phases.decode_s,
+        delivery_s=phases.delivery_s,
+        unaccounted_s=phases.unaccounted_s,
+        total_s=phases.total_s,
+        time_to_first_token_s=phases.time_to_first_token_s,
+    )
+
+
+def _phases_from_wire(message: pb.Phases) -> Phases:
+    return Phases(
+        tokenize_s=message.tokenize_s,
+        place_s=message.place_s,
+        reserve_s=message.reserve_s,
+        queue_s=message.queue_s,
+        prefill_s=message.prefill_s,
+        exposed_transfer_s=message.exposed_transfer_s,
+        slot_wait_s=message.slot_wait_s,
+        decode_s=message.decode_s,
+        delivery_s=message.delivery_s,
+        total_s=message.total_s,
+        time_to_first_token_s=message.time_to_first_token_s,
+    )

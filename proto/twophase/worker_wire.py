@@ -1,0 +1,334 @@
+"""Messages between router and workers, to core types and back.
+
+A deadline is absolute monotonic seconds in a process and remaining seconds on the wire, so these
+functions take the clock's `now_s` where a request crosses.
+"""
+
+from core.layout import Dtype, KVLayout
+from core.request import FinishReason, Request, RequestId, SamplingParams, WorkerName
+from core.timeline import DecodeReport, PrefillReport, TransferReport
+from core.worker import (
+    CancelRequest,
+    DecodeCommand,
+    DecodeDone,
+    DecodeUpdate,
+    FirstToken,
+    LinkStatus,
+    NewToken,
+    PrefillEvent,
+    RemoteReservation,
+    RequestFailed,
+    Reserve,
+    Reserved,
+    Role,
+    WorkerInfo,
+    WorkerStatus,
+)
+from twophase import errors
+from twophase.v1 import worker_pb2 as pb
+
+
+def layout_to_wire(layout: KVLayout) -> pb.Layout:
+    """A KV layout as a message."""
+    return pb.Layout(
+        weights_hash=layout.weights_hash,
+        dtype=layout.dtype.value,
+        block_size=layout.block_size,
+        num_layers=layout.num_layers,
+        num_kv_heads=layout.num_kv_heads,
+        head_dim=layout.head_dim,
+        tensor_parallel_size=layout.tensor_parallel_size,
+        protocol_version=layout.protocol_version,
+    )
+
+
+def layout_from_wire(message: pb.Layout) -> KVLayout:
+    """A KV layout from its message."""
+    return KVLayout(
+        weights_hash=message.weights_hash,
+        dtype=Dtype(message.dtype),
+        block_size=message.block_size,
+        num_layers=message.num_layers,
+        num_kv_heads=message.num_kv_heads,
+        head_dim=message.head_dim,
+        tensor_parallel_size=message.tensor_parallel_size,
+        protocol_version=message.protocol_version,
+    )
+
+
+def info_to_wire(info: WorkerInfo) -> pb.WorkerInfo:
+    """What a worker is, as a message."""
+    return pb.WorkerInfo(
+        name=info.name,
+        role=info.role.value,
+        incarnation=info.incarnation,
+        model=info.model,
+        layout=layout_to_wire(info.layout),
+        num_blocks=info.num_blocks,
+        max_context_tokens=info.max_context_tokens,
+        vocab_size=info.vocab_size,
+        max_num_sequences=info.max_num_sequences,
+        attention=info.attention,
+    )
+
+
+def info_from_wire(message: pb.WorkerInfo) -> WorkerInfo:
+    """What a worker is, from its message."""
+    return WorkerInfo(
+        name=WorkerName(message.name),
+        role=Role(message.role),
+        incarnation=message.incarnation,
+        model=message.model,
+        layout=layout_from_wire(message.layout),
+        num_blocks=message.num_blocks,
+        max_context_tokens=message.max_context_tokens,
+        vocab_size=message.vocab_size,
+        max_num_sequences=message.max_num_sequences,
+        attention=message.attention,
+    )
+
+
+def status_to_wire(status: WorkerStatus) -> pb.WorkerStatus:
+    """What a worker holds, as a message."""
+    return pb.WorkerStatus(
+        name=status.name,
+        role=status.role.value,
+        address=status.address,
+        pid=status.pid,
+        num_total_blocks=status.num_total_blocks,
+        num_free_blocks=status.num_free_blocks,
+        num_cached_blocks=status.num_cached_blocks,
+        num_used_blocks=status.num_used_blocks,
+        num_quarantined_blocks=status.num_quarantined_blocks,
+        num_waiting_requests=status.num_waiting_requests,
+        num_running_requests=status.num_running_requests,
+        num_reservations=status.num_reservations,
+        num_open_transfers=status.num_open_transfers,
+        num_handler_tasks=status.num_handler_tasks,
+        num_steps=status.num_steps,
+        num_transfer_bytes=status.num_transfer_bytes,
+        num_waiting_prompt_tokens=status.num_waiting_prompt_tokens,
+        links=[
+            pb.LinkStatus(
+                peer=link.peer,
+                backend=link.backend,
+                reason=link.reason,
+                num_bytes=link.num_bytes,
+            )
+            for link in status.links
+        ],
+    )
+
+
+def status_from_wire(message: pb.WorkerStatus) -> WorkerStatus:
+    """What a worker holds, from its message."""
+    return WorkerStatus(
+        name=WorkerName(message.name),
+        role=Role(message.role),
+        address=message.address,
+        pid=message.pid,
+        num_total_blocks=message.num_total_blocks,
+        num_free_blocks=message.num_free_blocks,
+        num_cached_blocks=message.num_cached_blocks,
+        num_used_blocks=message.num_used_blocks,
+        num_quarantined_blocks=message.num_quarantined_blocks,
+        num_waiting_requests=message.num_waiting_requests,
+        num_running_requests=message.num_running_requests,
+        num_reservations=message.num_reservations,
+        num_open_transfers=message.num_open_transfers,
+        num_handler_tasks=message.num_handler_tasks,
+        num_steps=message.num_steps,
+        num_transfer_bytes=message.num_transfer_bytes,
+        num_waiting_prompt_tokens=message.num_waiting_prompt_tokens,
+        links=tuple(
+            LinkStatus(WorkerName(link.peer), link.backend, link.reason, link.num_bytes)
+            for link in message.links
+        ),
+    )
+
+
+def request_to_wire(request: Request, now_s: float) -> pb.WireRequest:
+    """A request as a message, its deadline as the time that remains."""
+    sampling = request.sampling
+    return pb.WireRequest(
+        request_id=request.request_id,
+        prompt_token_ids=request.prompt_token_ids,
+        sampling=pb.WireSampling(
+            max_tokens=sampling.max_tokens,
+            temperature=sampling.temperature,
+            top_k=sampling.top_k,
+            top_p=sampling.top_p,
+            seed=sampling.seed,
+            stop_token_ids=sampling.stop_token_ids,
+        ),
+        remaining_s=request.deadline_s - now_s,
+    )
+
+
+def request_from_wire(message: pb.WireRequest, now_s: float) -> Request:
+    """A request from its message; raises InvalidRequest as SamplingParams does."""
+    sampling = message.sampling
+    return Request(
+        request_id=RequestId(message.request_id),
+        prompt_token_ids=tuple(message.prompt_token_ids),
+        sampling=SamplingParams(
+            max_tokens=sampling.max_tokens,
+            temperature=sampling.temperature,
+            top_k=sampling.top_k,
+            top_p=sampling.top_p,
+            seed=sampling.seed,
+            stop_token_ids=tuple(sampling.stop_token_ids),
+        ),
+        deadline_s=now_s + message.remaining_s,
+    )
+
+
+def reservation_to_wire(reservation: RemoteReservation) -> pb.WireReservation:
+    """A reservation as a message."""
+    return pb.WireReservation(
+        decode_worker=reservation.decode_worker,
+        decode_address=reservation.decode_address,
+        decode_incarnation=reservation.decode_incarnation,
+        epoch=reservation.epoch,
+        block_ids=reservation.block_ids,
+        num_shared_blocks=reservation.num_shared_blocks,
+        num_shared_tokens=reservation.num_shared_tokens,
+    )
+
+
+def reservation_from_wire(message: pb.WireReservation) -> RemoteReservation:
+    """A reservation from its message."""
+    return RemoteReservation(
+        decode_worker=WorkerName(message.decode_worker),
+        decode_address=message.decode_address,
+        decode_incarnation=message.decode_incarnation,
+        epoch=message.epoch,
+        block_ids=tuple(message.block_ids),
+        num_shared_blocks=message.num_shared_blocks,
+        num_shared_tokens=message.num_shared_tokens,
+    )
+
+
+def prefill_event_to_wire(event: PrefillEvent) -> pb.PrefillEvent:
+    """A prefill's answer as a message."""
+    if isinstance(event, FirstToken):
+        return pb.PrefillEvent(
+            first_token=pb.FirstToken(
+                token_id=event.token_id, times=_prefill_report_to_wire(event.report)
+            )
+        )
+    return pb.PrefillEvent(
+        transfer_done=pb.TransferDone(
+            backend=event.backend,
+            num_bytes=event.num_bytes,
+            num_pieces=event.num_pieces,
+            push_s=event.push_s,
+            exposed_s=event.exposed_s,
+        )
+    )
+
+
+def prefill_event_from_wire(message: pb.PrefillEvent) -> PrefillEvent:
+    """A prefill's answer from its message."""
+    if message.HasField("first_token"):
+        return FirstToken(
+            message.first_token.token_id, _prefill_report_from_wire(message.first_token.times)
+        )
+    done = message.transfer_done
+    return TransferReport(
+        done.backend, done.num_bytes, done.num_pieces, done.push_s, done.exposed_s
+    )
+
+
+def _prefill_report_to_wire(report: PrefillReport) -> pb.PrefillTimes:
+    return pb.PrefillTimes(
+        queue_s=report.queue_s,
+        prefill_s=report.prefill_s,
+        num_cached_tokens=report.num_cached_tokens,
+        num_chunks=report.num_chunks,
+    )
+
+
+def _prefill_report_from_wire(message: pb.PrefillTimes) -> PrefillReport:
+    return PrefillReport(
+        message.queue_s, message.prefill_s, message.num_cached_tokens, message.num_chunks
+    )
+
+
+def command_to_wire(command: DecodeCommand, now_s: float) -> pb.DecodeCommand:
+    """A router's command as a message."""
+    if isinstance(command, Reserve):
+        return pb.DecodeCommand(
+            reserve=pb.Reserve(
+                request=request_to_wire(command.request, now_s),
+                prefill_locally=command.prefill_locally,
+            )
+        )
+    return pb.DecodeCommand(cancel=pb.CancelRequest(request_id=command.request_id))
+
+
+def command_from_wire(message: pb.DecodeCommand, now_s: float) -> DecodeCommand:
+    """A router's command from its message."""
+    if message.HasField("reserve"):
+        return Reserve(
+            request_from_wire(message.reserve.request, now_s), message.reserve.prefill_locally
+        )
+    return CancelRequest(RequestId(message.cancel.request_id))
+
+
+def update_to_wire(update: DecodeUpdate) -> pb.DecodeUpdate:
+    """What a step did, as one message."""
+    return pb.DecodeUpdate(
+        reserved=[
+            pb.Reserved(request_id=r.request_id, reservation=reservation_to_wire(r.reservation))
+            for r in update.reserved
+        ],
+        tokens=[_token_to_wire(token) for token in update.tokens],
+        failed=[
+            pb.RequestFailed(request_id=f.request_id, error=errors.to_wire(f.error))
+            for f in update.failed
+        ],
+    )
+
+
+def update_from_wire(message: pb.DecodeUpdate) -> DecodeUpdate:
+    """What a step did, from its message."""
+    return DecodeUpdate(
+        reserved=tuple(
+            Reserved(RequestId(r.request_id), reservation_from_wire(r.reservation))
+            for r in message.reserved
+        ),
+        tokens=tuple(_token_from_wire(token) for token in message.tokens),
+        failed=tuple(
+            RequestFailed(RequestId(f.request_id), errors.from_wire(f.error))
+            for f in message.failed
+        ),
+    )
+
+
+def _token_to_wire(token: NewToken) -> pb.NewToken:
+    done, prefill = token.done, token.prefill
+    return pb.NewToken(
+        request_id=token.request_id,
+        token_id=token.token_id,
+        index=token.index,
+        done=None
+        if done is None
+        else pb.DecodeDone(
+            finish_reason=done.finish_reason.value,
+            slot_wait_s=done.report.slot_wait_s,
+            decode_s=done.report.decode_s,
+        ),
+        prefill_times=None if prefill is None else _prefill_report_to_wire(prefill),
+    )
+
+
+def _token_from_wire(message: pb.NewToken) -> NewToken:
+    done = None
+    if message.HasField("done"):
+        report = DecodeReport(message.done.slot_wait_s, message.done.decode_s)
+        done = DecodeDone(FinishReason(message.done.finish_reason), report)
+    prefill = None
+    if message.HasField("prefill_times"):
+        prefill = _prefill_report_from_wire(message.prefill_times)
+    return NewToken(RequestId(message.request_id), message.token_id, message.index, done, prefill)

@@ -1,0 +1,163 @@
+"""One answer as it grows: the emitted-token log, the reports, and where the time went.
+
+Tokens come on two streams (the first from prefill, the others from decode), so one may overtake
+another: the log holds what may be delivered, `_early` what waits for its turn. Each token enters
+the log once.
+
+Pure: facts and times in, what to deliver out.
+"""
+
+from core.completion import Completion
+from core.errors import InvariantBroken
+from core.request import FinishReason, Progress, Request, RequestState, Usage
+from core.timeline import Phases, PrefillReport, TransferReport
+from core.worker import (
+    DecodeDone,
+    FirstToken,
+    NewToken,
+    RemoteReservation,
+    RequestFailed,
+    Reserved,
+)
+from router.placement import Placement
+
+Event = Reserved | FirstToken | TransferReport | NewToken | RequestFailed
+
+
+class Answer:
+    """What is known of one request's answer.
+
+    Invariants: the log only grows; a token is delivered once; `completion` is called once, when
+    `is_complete`.
+    """
+
+    def __init__(self, request: Request, received_s: float, tokenize_s: float) -> None:
+        self.log: list[int] = []
+        self._request = request
+        self._progress = Progress()
+        self._early: dict[int, int] = {}
+        self._num_delivered = 0
+        self._finish_reason: FinishReason | None = None
+        self._placement: Placement | None = None
+        self._reservation: RemoteReservation | None = None
+        self._prefill: PrefillReport | None = None
+        self._transfer: TransferReport | None = None
+        self._done: DecodeDone | None = None
+        self._received_s = received_s
+        self._tokenize_s = tokenize_s
+        self._placed_s = received_s
+        self._reserve_s = 0.0
+        self._token_arrived_s = received_s
+        self._first_delivered_s: float | None = None
+        self._last_delivered_s = received_s
+
+    @property
+    def state(self) -> RequestState:
+        """Where the request stands."""
+        return self._progress.state
+
+    @property
+    def _is_moved(self) -> bool:
+        return self._placement is not None and self._placement.prefill is not None
+
+    @property
+    def is_complete(self) -> bool:
+        """Every token was delivered, and every report that will come is here."""
+        if self._finish_reason is None or self._num_delivered < len(self.log):
+            return False
+        is_report_due = self._is_moved and len(self.log) > 1
+        return self._prefill is not None and not (is_report_due and self._transfer is None)
+
+    def placed(self, placement: Placement, now_s: float) -> None:
+        """Workers were chosen."""
+        self._progress.move(RequestState.ADMITTED)
+        self._progress.move(RequestState.RESERVING)
+        self._placement = placement
+        self._placed_s = now_s
+
+    def take(self, event: Event, arrived_s: float) -> None:
+        """Note what a worker said; raises the error that a RequestFailed carries."""
+        match event:
+            case Reserved():
+                self._progress.move(RequestState.PREFILLING)
+                self._reservation = event.reservation
+                self._reserve_s = arrived_s - self._placed_s
+            case FirstToken():
+                self._prefill = event.report
+                self._take_token(0, event.token_id, arrived_s)
+            case TransferReport():
+                self._transfer = event
+            case NewToken():
+                self._prefill = event.prefill or self._prefill
+                self._done = event.done or self._done
+                self._take_token(event.index, event.token_id, arrived_s)
+            case RequestFailed():
+                self._progress.move(RequestState.FAILED)
+                raise event.error
+
+    def take_undelivered(self) -> list[int]:
+        """Tokens that may be delivered now; each is returned once."""
+        token_ids = self.log[self._num_delivered :]
+        self._num_delivered = len(self.log)
+        return token_ids
+
+    def delivered(self, now_s: float) -> None:
+        """What `take_undelivered` returned was handed to the transport."""
+        if self._first_delivered_s is None:
+            self._first_delivered_s = now_s
+        self._last_delivered_s = now_s
+
+    def completion(self, now_s: float) -> Completion:
+        """The closing record."""
+        self._progress.move(RequestState.FINISHED)
+        placement, finish_reason = self._placement, self._finish_reason
+        if placement is None or finish_reason is None or self._prefill is None:
+            raise InvariantBroken(f"request {self._request.request_id} ended incomplete")
+        return Completion(
+            request_id=self._request.request_id,
+            finish_reason=finish_reason,
+            usage=self._usage(self._prefill),
+            phases=self._phases(self._prefill, now_s),
+            transfer=self._transfer,
+            prefill_worker=placement.prefill or placement.decode,
+            decode_worker=placement.decode,
+            placement=placement.why,
+            seed=self._request.sampling.seed,
+        )
+
+    def _take_token(self, index: int, token_id: int, arrived_s: float) -> None:
+        if self._progress.state is RequestState.PREFILLING:
+            self._progress.move(RequestState.DECODING)
+        self._early[index] = token_id
+        while len(self.log) in self._early:
+            token_id = self._early.pop(len(self.log))
+            self.log.append(token_id)
+            self._finish_reason = self._request.finish_reason(token_id, len(self.log))
+        self._token_arrived_s = arrived_s
+
+    def _usage(self, prefill: PrefillReport) -> Usage:
+        decode_cached = 0
+        if self._is_moved and self._reservation is not None:
+            decode_cached = self._reservation.num_shared_tokens
+        return Usage(
+            num_prompt_tokens=self._request.num_prompt_tokens,
+            num_output_tokens=len(self.log),
+            num_prefill_cached_tokens=prefill.num_cached_tokens,
+            num_decode_cached_tokens=decode_cached,
+        )
+
+    def _phases(self, prefill: PrefillReport, now_s: float) -> Phases:
+        first_delivered_s = self._first_delivered_s or now_s
+        return Phases(
+            tokenize_s=self._tokenize_s,
+            place_s=self._placed_s - self._received_s - self._tokenize_s,
+            reserve_s=self._reserve_s,
+            queue_s=prefill.queue_s,
+            prefill_s=prefill.prefill_s,
+            exposed_transfer_s=self._transfer.exposed_s if self._transfer else 0.0,
+            slot_wait_s=self._done.report.slot_wait_s if self._done else 0.0,
+            decode_s=self._done.report.decode_s if self._done else 0.0,
+            delivery_s=self._last_delivered_s - self._token_arrived_s,
+            total_s=now_s - self._received_s,
+            time_to_first_token_s=first_delivered_s - self._received_s,
+        )

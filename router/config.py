@@ -1,0 +1,24 @@
+"""What the router is told; cut out of the cluster's configuration."""
+
+from dataclasses import dataclass
+
+from core.config import ClusterConfig, Mode, RouterConfig
+
+
+@dataclass(frozen=True, slots=True)
+class FrontDoorConfig:
+    """Settings of one router process."""
+
+    model: str
+    mode: Mode
+    router: RouterConfig
+
+    @property
+    def listen(self) -> str:
+        """host:port; port 0 takes a free one."""
+        return f"{self.router.host}:{self.router.port}"
+
+    @classmethod
+    def from_cluster(cls, cluster: ClusterConfig) -> "FrontDoorConfig":
+        """The router's part of a cluster's configuration."""
+        return cls(model=cluster.model, mode=cluster.mode, router=cluster.router)

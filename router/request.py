@@ -1,0 +1,127 @@
+"""From a GenerateRequest's fields to a validated Request: every refusal names field, value, limit.
+
+Pure but for the tokenizer. Knows no message types: `service` unpacks them.
+"""
+
+import secrets
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from core.completion import ChatMessage
+from core.errors import InvalidRequest
+from core.request import (
+    DEFAULT_MAX_TOKENS,
+    MAX_REQUEST_ID_LENGTH,
+    MAX_SEED,
+    RequestId,
+    SamplingParams,
+)
+from router.tokenizer import Tokenizer
+
+Prompt = str | Sequence[ChatMessage] | Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Sampling fields as they came; None where the client left them unset."""
+
+    max_tokens: int | None
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    seed: int | None
+    stop_token_ids: tuple[int, ...]
+    ignore_eos: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the cluster can serve."""
+
+    model: str
+    vocab_size: int
+    max_context_tokens: int
+
+
+def request_id_of(text: str) -> RequestId:
+    """The client's id, checked; a new one if it gave none."""
+    if len(text) > MAX_REQUEST_ID_LENGTH:
+        raise InvalidRequest(
+            "request_id", f"{len(text)} characters", f"at most {MAX_REQUEST_ID_LENGTH} are taken"
+        )
+    if not text.isprintable():
+        raise InvalidRequest("request_id", repr(text), "must be printable")
+    return RequestId(text or uuid.uuid4().hex)
+
+
+def check_model(model: str, limits: Limits) -> None:
+    """Refuse a model that is not served; empty means the one that is."""
+    if model and model != limits.model:
+        raise InvalidRequest("model", model, f"this cluster serves {limits.model}")
+
+
+def token_ids_of(prompt: Prompt, tokenizer: Tokenizer, limits: Limits) -> tuple[int, ...]:
+    """The prompt's token ids; leaves room for at least one token of answer.
+
+    Contract: may take half a second per megabyte of text; thread-safe.
+    """
+    most = limits.max_context_tokens - 1
+    if isinstance(prompt, str):
+        _require_fits(tokenizer.fewest_tokens(prompt), most)
+        token_ids = tokenizer.encode(prompt)
+    else:
+        messages = [part for part in prompt if isinstance(part, ChatMessage)]
+        if messages:
+            content = "".join(message.content for message in messages)
+            _require_fits(tokenizer.fewest_tokens(content), most)
+            token_ids = tokenizer.encode_chat(messages)
+        else:
+            token_ids = tuple(part for part in prompt if not isinstance(part, ChatMessage))
+            _check_token_ids("prompt_token_ids", token_ids, limits)
+    if not token_ids:
+        raise InvalidRequest("prompt", "empty", "must hold at least one token")
+    _require_fits(len(token_ids), most)
+    return token_ids
+
+
+def sampling_of(
+    asked: Asked, num_prompt_tokens: int, eos_token_ids: tuple[int, ...], limits: Limits
+) -> SamplingParams:
+    """Sampling parameters with every default filled in.
+
+    Raises:
+        InvalidRequest: a value is out of its range, or prompt and answer exceed the context.
+    """
+    room = limits.max_context_tokens - num_prompt_tokens
+    max_tokens = min(DEFAULT_MAX_TOKENS, room) if asked.max_tokens is None else asked.max_tokens
+    if max_tokens > room:
+        raise InvalidRequest(
+            "max_tokens",
+            max_tokens,
+            f"a prompt of {num_prompt_tokens} tokens leaves {room} of a context of "
+            f"{limits.max_context_tokens}",
+        )
+    _check_token_ids("stop_token_ids", asked.stop_token_ids, limits)
+    stops = asked.stop_token_ids if asked.ignore_eos else (*eos_token_ids, *asked.stop_token_ids)
+    return SamplingParams(
+        max_tokens=max_tokens,
+        temperature=0.0 if asked.temperature is None else asked.temperature,
+        top_k=asked.top_k or 0,
+        top_p=1.0 if asked.top_p is None else asked.top_p,
+        seed=secrets.randbelow(MAX_SEED) if asked.seed is None else asked.seed,
+        stop_token_ids=tuple(dict.fromkeys(stops)),
+    )
+
+
+def _require_fits(num_tokens: int, most: int) -> None:
+    if num_tokens > most:
+        raise InvalidRequest(
+            "prompt", f"{num_tokens} tokens or more", f"at most {most} fit the context"
+        )
+
+
+def _check_token_ids(name: str, token_ids: tuple[int, ...], limits: Limits) -> None:
+    for index, token_id in enumerate(token_ids):
+        if not 0 <= token_id < limits.vocab_size:
+            raise InvalidRequest(f"{name}[{index}]", token_id, f"must be below {limits.vocab_size}")

@@ -1,0 +1,80 @@
+"""Puts the router together and runs it until it is told to stop.
+
+Stopping: not ready first, then no new requests, then running ones end within the drain limit.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from core.clock import MonotonicClock
+from core.model_path import find_model
+from router.admission import Admission
+from router.config import FrontDoorConfig
+from router.dispatch import Dispatcher
+from router.fleet import Fleet
+from router.readiness import Readiness
+from router.service import AdminService, InferenceService
+from router.tokenizer import Tokenizer
+from twophase.server import running_server
+from twophase.v1 import admin_pb2_grpc, inference_pb2_grpc
+
+INFERENCE = "twophase.v1.Inference"
+ADMIN = "twophase.v1.Admin"
+PROBE_TEXT = "Hello"
+
+
+async def serve(
+    config: FrontDoorConfig, *, stop: asyncio.Event, on_listening: Callable[[str], None]
+) -> None:
+    """Listen, call `on_listening` with host:port, and serve until `stop` is set.
+
+    The endpoint answers before it is ready; health tells when a token can flow.
+
+    Raises:
+        ModelError, ConfigError: the router cannot start.
+    """
+    clock = MonotonicClock()
+    tokenizer = await asyncio.to_thread(Tokenizer.load, find_model(config.model))
+    admission = Admission(config.router.max_active_requests)
+    async with (
+        Fleet(clock) as fleet,
+        Dispatcher(fleet, config.mode, clock) as dispatcher,
+        running_server(config.listen, stop_grace_s=config.router.drain_s) as server,
+    ):
+        health_service = health.aio.HealthServicer()
+
+        async def announce(is_ready: bool) -> None:
+            status = health_pb2.HealthCheckResponse.ServingStatus
+            await health_service.set(INFERENCE, status.SERVING if is_ready else status.NOT_SERVING)
+
+        await announce(False)
+        readiness = Readiness(
+            fleet, dispatcher, tokenizer.encode(PROBE_TEXT), announce=announce, clock=clock
+        )
+        inference = InferenceService(
+            fleet,
+            dispatcher,
+            tokenizer,
+            admission,
+            config=config,
+            clock=clock,
+        )
+        admin = AdminService(fleet, readiness, admission, config=config)
+        inference_pb2_grpc.add_InferenceServicer_to_server(inference, server.grpc)
+        admin_pb2_grpc.add_AdminServicer_to_server(admin, server.grpc)
+        health_pb2_grpc.add_HealthServicer_to_server(health_service, server.grpc)
+        names = (INFERENCE, ADMIN, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, server.grpc)
+        address = await server.start()
+        for worker in config.router.workers:
+            fleet.add(worker)
+        async with asyncio.TaskGroup() as tasks:
+            probing = tasks.create_task(readiness.run())
+            on_listening(address)
+            await stop.wait()
+            await health_service.enter_graceful_shutdown()
+            await server.stop()
+            probing.cancel()

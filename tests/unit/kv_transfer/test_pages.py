@@ -1,0 +1,105 @@
+"""Moves on a cache give the bytes of plan order, whatever the block ids and the device code."""
+
+import numpy as np
+import pytest
+import torch
+import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kv_transfer import pages
+from kv_transfer.pages import DevicePages, HostPages, tensor_checksum
+from kv_transfer.plan import Span
+
+NUM_LAYERS, NUM_BLOCKS = 3, 12
+
+
+def random_cache(dtype, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    shape = (NUM_LAYERS, 2, NUM_BLOCKS, 4, 2, 8)
+    return torch.randn(shape, generator=generator).to(dtype)
+
+
+def plan_order_bytes_reference(cache, span, block_ids):
+    """One page at a time, in the order of the definition."""
+    return b"".join(
+        cache[layer, k_or_v, block_id].contiguous().view(torch.uint8).numpy().tobytes()
+        for layer in span.layers
+        for k_or_v in range(2)
+        for block_id in block_ids
+    )
+
+
+spans_and_ids = st.builds(
+    lambda first_layer, num_layers, ids: (
+        Span(first_layer, min(num_layers, NUM_LAYERS - first_layer), 0, len(ids)),
+        ids,
+    ),
+    st.integers(0, NUM_LAYERS - 1),
+    st.integers(1, NUM_LAYERS),
+    st.one_of(
+        st.lists(st.integers(0, NUM_BLOCKS - 1), min_size=1, max_size=NUM_BLOCKS, unique=True),
+        st.integers(1, NUM_BLOCKS).map(lambda n: list(range(NUM_BLOCKS - n, NUM_BLOCKS))),
+    ),
+)
+dtypes = st.sampled_from([torch.float32, torch.bfloat16])
+
+
+@pytest.fixture(params=[pages.CHUNK_BYTES, 1])
+def chunk_bytes(request, monkeypatch):
+    monkeypatch.setattr(pages, "CHUNK_BYTES", request.param)
+
+
+@pytest.mark.usefixtures("chunk_bytes")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("block_ids", [[3, 4, 5], [9, 0, 4], [11]])
+def test_gather_scatter_and_copy_agree_with_the_reference(dtype, block_ids):
+    source, target = random_cache(dtype), torch.zeros_like(random_cache(dtype))
+    span = Span(1, 2, 0, len(block_ids))
+    expected = plan_order_bytes_reference(source, span, block_ids)
+    checksum = xxhash.xxh3_64_intdigest(expected)
+    staging = torch.empty(len(expected), dtype=torch.uint8)
+    target_ids = [7, 2, 8][: len(block_ids)]
+
+    assert HostPages(source).gather(span, block_ids, staging) == checksum
+    assert staging.numpy().tobytes() == expected
+    assert HostPages(target).scatter(span, target_ids, staging) == checksum
+    assert plan_order_bytes_reference(target, span, target_ids) == expected
+    assert HostPages(target).checksum(span, target_ids) == checksum
+
+    copied = torch.zeros_like(target)
+    assert HostPages(source).copy_to(HostPages(copied), span, block_ids, target_ids) == checksum
+    assert torch.equal(copied.view(torch.uint8), target.view(torch.uint8))
+    assert not copied[0].any()
+
+
+@settings(deadline=None)
+@given(case=spans_and_ids, dtype=dtypes)
+def test_host_and_device_pages_stage_the_same_bytes(case, dtype):
+    span, block_ids = case
+    source = random_cache(dtype)
+    expected = plan_order_bytes_reference(source, span, block_ids)
+    staged = [torch.empty(len(expected), dtype=torch.uint8) for _ in range(2)]
+    HostPages(source).gather(span, block_ids, staged[0])
+    sent = DevicePages(source).gather(span, block_ids, staged[1])
+    assert staged[0].numpy().tobytes() == staged[1].numpy().tobytes() == expected
+
+    targets = [torch.zeros_like(source) for _ in range(2)]
+    HostPages(targets[0]).scatter(span, block_ids, staged[0])
+    assert DevicePages(targets[1]).scatter(span, block_ids, staged[1]) == sent
+    assert torch.equal(targets[0], targets[1])
+
+
+@given(data=st.binary(min_size=16, max_size=64), position=st.integers(0), bit=st.integers(0, 7))
+def test_the_device_checksum_sees_every_flipped_bit(data, position, bit):
+    words = torch.from_numpy(np.frombuffer(data[: len(data) // 8 * 8], dtype=np.uint8).copy())
+    flipped = words.clone()
+    flipped[position % len(words)] ^= 1 << bit
+    assert tensor_checksum(words) != tensor_checksum(flipped)
+
+
+def test_the_device_checksum_sees_swapped_pages():
+    first, second = torch.full((64,), 1, dtype=torch.uint8), torch.full((64,), 2, dtype=torch.uint8)
+    assert tensor_checksum(torch.cat((first, second))) != tensor_checksum(
+        torch.cat((second, first))
+    )
