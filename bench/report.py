@@ -20,7 +20,7 @@ class Row:
 
     @property
     def ratio(self) -> float | None:
-        """value / peer_value; None without a peer."""
+        """How many times the peer's value; None without a peer."""
         return self.value / self.peer_value if self.peer_value else None
 
 

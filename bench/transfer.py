@@ -6,7 +6,8 @@ in the place of the gRPC stream. Time runs from the order to send until the last
 checked. memcpy copies the same bytes once from one warm buffer to another in this process; the
 bare gloo loop moves them in pieces of the same size with all receives posted ahead, and neither
 gathers, checks nor scatters. "shm write" is the prefill side alone: pages copied in place and
-their checksum, without the decode side's check. Medians over the rounds; the first round warms up and is dropped.
+their checksum, without the decode side's check. Medians over the rounds; the first round warms
+up and is dropped.
 """
 
 import argparse

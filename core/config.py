@@ -19,6 +19,9 @@ from core.layout import Dtype
 MIB = 1 << 20
 GIB = 1 << 30
 
+# ValueError: no UTF-8, or what only looks like a date (2024-99-99).
+_NOT_YAML = (yaml.YAMLError, ValueError)
+
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 
 
@@ -171,7 +174,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:  # Any: untyped until pydantic has
         tree = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(str(path), f"cannot be read ({error.strerror})") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except _NOT_YAML as error:
         raise ConfigError(str(path), f"is not YAML: {' '.join(str(error).split())}") from error
     if tree is None:
         return {}
@@ -183,16 +186,17 @@ def _read_yaml(path: Path) -> dict[str, Any]:  # Any: untyped until pydantic has
 def _apply_override(tree: dict[str, Any], override: str) -> None:  # Any: as in _read_yaml
     key, separator, text = override.partition("=")
     if not separator or not key:
-        raise ConfigError(override, "an override is written key=value")
+        raise ConfigError(override or "override", "an override is written key=value")
     *parents, last = key.split(".")
     for parent in parents:
-        child = tree.setdefault(parent, {})
+        child = tree.get(parent, {})
         if not isinstance(child, dict):
             raise ConfigError(key, f"{parent} holds no keys")
-        tree = child
+        # A copy: an alias in the file makes two sections one object.
+        tree[parent] = tree = dict(child)
     try:
         tree[last] = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except _NOT_YAML as error:
         raise ConfigError(key, f"{text!r} is not a YAML value") from error
 
 

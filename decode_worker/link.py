@@ -129,7 +129,11 @@ class LinkServer:
     def _add(self, link: _Link, say: Say) -> None:
         task = asyncio.current_task()
         assert task is not None
-        self._worker.handoffs.add_link(link.link_id, link.receiver, say=say, drop=lambda: task.cancel())
+
+        def drop() -> None:
+            task.cancel()
+
+        self._worker.handoffs.add_link(link.link_id, link.receiver, say=say, drop=drop)
 
     async def _read(self, link: _Link, messages: AsyncIterator[LinkUp]) -> None:
         async for message in messages:
@@ -148,10 +152,8 @@ class LinkServer:
             self._log.info("piece %d of %s: %s", piece.index, piece.request_id, arrival.refusal)
         taken = link.thread.submit(link.receiver.take, piece.span, targets)
         try:
-            await asyncio.wait([asyncio.wrap_future(taken)])
+            await _until_done(taken)
         finally:
-            # Also when this link is being dropped: until its thread has returned it may write.
-            await asyncio.wait([asyncio.wrap_future(taken)])
             self._taken(link, piece, taken)
         taken.result()
 
@@ -177,3 +179,18 @@ class LinkServer:
         self._worker.settle(now_s)
         self.changed()
         self._log.info("link from %s closed: %s", link.opened_by.prefill_worker, detail)
+
+
+async def _until_done(future: Future[int]) -> None:
+    """Return when `future` is done; a cancel meanwhile takes effect then.
+
+    A link that is being dropped has to wait, too: until its thread has returned it may write.
+    """
+    is_cancelled = False
+    while not future.done():
+        try:
+            await asyncio.wait([asyncio.wrap_future(future)])
+        except asyncio.CancelledError:
+            is_cancelled = True
+    if is_cancelled:
+        raise asyncio.CancelledError

@@ -159,7 +159,7 @@ def _load(config: str | None, overrides: list[str] | None) -> ClusterConfig:
 def _fetch(name: str) -> Path:
     from deploy.model_store import fetch_model
 
-    with Progress(console=err, transient=True) as progress:
+    with Progress(console=err, transient=True, disable=not err.is_terminal) as progress:
         return fetch_model(name, progress=progress)
 
 

@@ -78,6 +78,9 @@ def local_cluster(
 
     Raises:
         ConfigError, PeerLost: it cannot start; nothing is left running then.
+
+    Contract: called in a thread that lives as long as the cluster: on Linux the children end
+    with the thread that started them.
     """
     with ExitStack() as stack:
         logs = log_directory or Path(stack.enter_context(_temporary_directory()))

@@ -6,9 +6,9 @@ carries configurations and addresses, never a token or a KV block.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import ray
-from ray.actor import ActorHandle
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from core.errors import PeerLost, TwophaseError
@@ -27,8 +27,9 @@ class Pool:
         self.name = name
         self._configs = tuple(configs)
         self._num_cpus_each = num_cpus_each
-        self._actors: list[ActorHandle[Server]] = []
-        self._starting: list[ray.ObjectRef[str]] = []
+        # Any: Ray makes an actor's methods, and what they return, at run time.
+        self._actors: list[Any] = []
+        self._starting: list[Any] = []
 
     @property
     def num_cpus(self) -> float:
@@ -37,10 +38,11 @@ class Pool:
 
     def launch(self) -> None:
         """Start all actors at once; `wait` tells how it went. Contract: called once."""
-        actor_class = ray.remote(Server).options(
+        actor_class = ray.remote(Server)
+        options = actor_class.options(
             num_cpus=self._num_cpus_each, max_restarts=0, max_concurrency=MAX_CONCURRENCY
         )
-        self._actors = [actor_class.remote(config) for config in self._configs]
+        self._actors = [options.remote(config) for config in self._configs]
         self._starting = [actor.start.remote() for actor in self._actors]
 
     def wait(self, timeout_s: float, tell: Tell) -> list[str]:
@@ -50,7 +52,8 @@ class Pool:
             ModelError, ConfigError: one cannot start, as it says itself.
             PeerLost: one died, or none came up for `timeout_s`.
         """
-        total, pending = len(self._starting), list(self._starting)
+        total = len(self._starting)
+        pending = list(self._starting)
         while pending:
             tell(f"starting {self.name}: {total - len(pending)} of {total} up")
             done, pending = ray.wait(pending, timeout=timeout_s)
@@ -69,9 +72,9 @@ class Pool:
         self._actors.clear()
 
 
-def _result(name: str, start: "ray.ObjectRef[str]") -> str:
+def _result(name: str, start: Any) -> str:  # Any: as in Pool
     try:
-        return ray.get(start, timeout=0)
+        return str(ray.get(start, timeout=0))
     except RayTaskError as error:
         if isinstance(error.cause, TwophaseError):
             raise error.cause from error

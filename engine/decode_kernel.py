@@ -75,10 +75,9 @@ def decode_attention(
 @compiled
 def softmax(scores_HL: Array, length: Any) -> None:
     """Softmax over the first `length` scores of each row, in place."""
+    tops = np.empty(LANE_WIDTH, np.float32)
     for h in range(scores_HL.shape[0]):
-        top = scores_HL[h, 0]
-        for j in range(length):
-            top = max(top, scores_HL[h, j])
+        top = _largest(scores_HL, h, length, tops)
         total = ZERO
         for j in range(length):
             weight = exp(scores_HL[h, j] - top)
@@ -87,6 +86,23 @@ def softmax(scores_HL: Array, length: Any) -> None:
         inverse = ONE / total
         for j in range(length):
             scores_HL[h, j] *= inverse
+
+
+@compiled
+def _largest(scores_HL: Array, h: Any, length: Any, tops: Array) -> Any:
+    """Largest of the first `length` scores of row h, by lanes: a plain loop is not vectorised."""
+    full = length // LANE_WIDTH * LANE_WIDTH
+    for lane in range(LANE_WIDTH):
+        tops[lane] = scores_HL[h, 0]
+    for j in range(0, full, LANE_WIDTH):
+        for lane in range(LANE_WIDTH):
+            tops[lane] = max(tops[lane], scores_HL[h, j + lane])
+    top = tops[0]
+    for lane in range(LANE_WIDTH):
+        top = max(top, tops[lane])
+    for j in range(full, length):
+        top = max(top, scores_HL[h, j])
+    return top
 
 
 @compiled

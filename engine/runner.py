@@ -75,8 +75,9 @@ class Runner:
         self._thread_id: int | None = None
         self._use_threads()
         storage = allocate(self.num_blocks * self.layout.block_bytes) if allocate else None
+        # Not an inference tensor: others write into the cache outside of inference mode.
+        self.cache = KVCache(self.layout, self.num_blocks, storage, device)
         with torch.inference_mode():
-            self.cache = KVCache(self.layout, self.num_blocks, storage, device)
             attention = select_attention(device, self.config.head_dim)
             self._model = LlamaModel(
                 self.config,

@@ -45,15 +45,16 @@ def uniform(seeds: Sequence[int], positions: Sequence[int]) -> np.ndarray:
     Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC'11): the key is
     the seed, the counter is the position.
     """
-    words = philox(np.asarray(seeds, np.uint64), np.asarray(positions, np.uint64))
+    counters = np.asarray(positions, np.uint64)
+    words = philox(np.asarray(seeds, np.uint64), counters, np.zeros_like(counters))
     return ((words[0] << np.uint64(20)) | (words[1] >> np.uint64(12))) * 2.0**-52
 
 
-def philox(keys: np.ndarray, counters: np.ndarray) -> list[np.ndarray]:
-    """Four random words of 32 bits (held as uint64) per 64-bit key and counter."""
+def philox(keys: np.ndarray, low: np.ndarray, high: np.ndarray) -> list[np.ndarray]:
+    """Four random words of 32 bits (held as uint64) per 64-bit key and 128-bit counter."""
     key_low, key_high = keys & LOW_32, keys >> np.uint64(32)
-    zeros = np.zeros_like(counters)
-    x0, x1, x2, x3 = counters & LOW_32, counters >> np.uint64(32), zeros, zeros
+    x0, x1 = low & LOW_32, low >> np.uint64(32)
+    x2, x3 = high & LOW_32, high >> np.uint64(32)
     for _ in range(PHILOX_ROUNDS):
         product_0, product_2 = x0 * PHILOX_MULTIPLIERS[0], x2 * PHILOX_MULTIPLIERS[1]
         x0, x1, x2, x3 = (

@@ -83,7 +83,7 @@ class Receiver(Protocol):
 
 
 class Sender(Protocol):
-    """Prefill's end of one link; used by one thread at a time."""
+    """Prefill's end of one link: `send` runs in one thread, the rest may be called from any."""
 
     @property
     def max_piece_bytes(self) -> int:

@@ -123,7 +123,7 @@ class OutboundTransfer:
         num_tokens: int,
         source_block_ids: tuple[int, ...],
         now_s: float,
-        first_token_id: int = 0,
+        first_token_id: int | None,
     ) -> tuple[ToDecode, ...]:
         """The KV cache of the prompt's first `num_tokens` tokens lies in `source_block_ids`.
 
@@ -148,6 +148,7 @@ class OutboundTransfer:
         )
         if is_last:
             self._computed_s = now_s
+            assert first_token_id is not None, "the prompt's end comes with the first token"
             self._first_token_id = first_token_id
         return self._seal_if_all_sent()
 

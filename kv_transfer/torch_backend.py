@@ -217,17 +217,21 @@ class TorchSender:
         num_bytes = span.num_layers * 2 * span.num_blocks * self._page_bytes
         assert num_bytes <= self._spec.slot_bytes, "it was planned for another link"
         with self._lock:
-            if self._group is None:
+            group = self._group
+            if group is None:
                 raise PeerLost(self._spec.prefix, f"the link was closed before {piece_id}")
             buffer = self._free.popleft()
-            staging = buffer[:num_bytes]
-            checksum = self._pages.gather(span, source_block_ids, staging)
-            try:
-                work = self._group.send([staging], DECODE, _TAG)
-            except RuntimeError as error:
-                raise PeerLost(self._spec.prefix, "the group failed") from error
-            self._in_flight[piece_id] = (buffer, work)
-            return checksum
+        # Outside the lock: this takes a millisecond, for which `acknowledge` must not wait.
+        staging = buffer[:num_bytes]
+        checksum = self._pages.gather(span, source_block_ids, staging)
+        try:
+            work = group.send([staging], DECODE, _TAG)
+        except RuntimeError as error:
+            raise PeerLost(self._spec.prefix, "the group failed") from error
+        with self._lock:
+            if self._group is not None:
+                self._in_flight[piece_id] = (buffer, work)
+        return checksum
 
     def acknowledge(self, piece_id: PieceId) -> None:
         """The piece was received, so its send is over though nobody waited for it."""

@@ -56,7 +56,7 @@ class Handoff:
                 computed.num_tokens,
                 computed.block_ids,
                 self._link.clock.now_s(),
-                computed.first_token_id or 0,
+                computed.first_token_id,
             )
         )
         self._link.changed(self)
@@ -112,6 +112,11 @@ class Link:
     def status(self) -> LinkStatus:
         """What an operator sees of the link."""
         return LinkStatus(self.peer_name, self._opened.kind, self._opened.reason, self.num_bytes)
+
+    @property
+    def max_piece_bytes(self) -> int:
+        """Most bytes that the backend takes as one piece."""
+        return self._sender.max_piece_bytes
 
     @property
     def num_open_transfers(self) -> int:

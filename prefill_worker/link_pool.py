@@ -89,7 +89,7 @@ class LinkPool:
             ),
             layout=self._identity.layout,
             backend=link.status.backend,
-            max_piece_bytes=self._config.piece,
+            max_piece_bytes=min(self._config.piece, link.max_piece_bytes),
             deadline_s=request.deadline_s,
         )
         return link.begin(transfer)

@@ -9,7 +9,6 @@ typed is the business of `tokenizer`. Stateless after loading, safe from any thr
 import datetime
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from jinja2 import TemplateError, TemplateSyntaxError, nodes
@@ -17,17 +16,10 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from core.completion import ChatMessage
 from core.errors import InvalidRequest, ModelError
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
-
-
-@dataclass(frozen=True, slots=True)
-class ChatMessage:
-    """One turn of a conversation; role is one of ROLES, and the template may take fewer."""
-
-    role: str
-    content: str
 
 
 class ChatTemplate:

@@ -33,6 +33,7 @@ class Dispatcher:
         self._mode = mode
         self._clock = clock
         self._prefills = asyncio.TaskGroup()
+        self._num_prefill_calls = 0
 
     async def __aenter__(self) -> "Dispatcher":
         """The dispatcher, with nothing to do."""
@@ -42,6 +43,11 @@ class Dispatcher:
     async def __aexit__(self, *exc: object) -> None:
         """Wait for prefill calls that are being cancelled."""
         await self._prefills.__aexit__(None, None, None)
+
+    @property
+    def num_prefill_calls(self) -> int:
+        """Calls to prefill workers that have not ended."""
+        return self._num_prefill_calls
 
     async def run(
         self, request: Request, *, received_s: float, tokenize_s: float, deliver: Deliver
@@ -118,6 +124,7 @@ class Dispatcher:
         mailbox: Mailbox,
     ) -> None:
         assert placement.prefill is not None
+        self._num_prefill_calls += 1
         try:
             worker = self._fleet.prefill(placement.prefill)
             with worker.serving(request):
@@ -125,3 +132,5 @@ class Dispatcher:
                     mailbox.put(event)
         except TwophaseError as error:
             mailbox.put(RequestFailed(request.request_id, error))
+        finally:
+            self._num_prefill_calls -= 1

@@ -19,7 +19,9 @@ from core.worker import (
     CancelRequest,
     DecodeCommand,
     DecodeUpdate,
+    NewToken,
     RequestFailed,
+    Reserved,
     Role,
     WorkerInfo,
     WorkerStatus,
@@ -107,7 +109,9 @@ class DecodeMember(Member):
     async def read(self) -> None:
         """Hand out updates until the session ends; raises PeerLost when it breaks."""
         async for update in self._session:
-            for event in (*update.reserved, *update.tokens, *update.failed):
+            events: tuple[Reserved | NewToken | RequestFailed, ...]
+            events = (*update.reserved, *update.tokens, *update.failed)
+            for event in events:
                 mailbox = self._mailboxes.get(event.request_id)
                 if mailbox is not None:
                     mailbox.put(event)
@@ -183,6 +187,15 @@ class Fleet:
         member = self._members[name]
         assert isinstance(member, DecodeMember)
         return member
+
+    @property
+    def num_mailboxes(self) -> int:
+        """Requests that wait for what a decode worker says."""
+        return sum(
+            member.num_mailboxes
+            for member in self._members.values()
+            if isinstance(member, DecodeMember)
+        )
 
     def prefill_loads(self) -> list[PrefillLoad]:
         """Facts for placement about the prefill pool."""

@@ -62,7 +62,7 @@ async def serve(
             config=config,
             clock=clock,
         )
-        admin = AdminService(fleet, readiness, admission, config=config)
+        admin = AdminService(fleet, dispatcher, readiness, admission, config=config)
         inference_pb2_grpc.add_InferenceServicer_to_server(inference, server.grpc)
         admin_pb2_grpc.add_AdminServicer_to_server(admin, server.grpc)
         health_pb2_grpc.add_HealthServicer_to_server(health_service, server.grpc)

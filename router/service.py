@@ -151,12 +151,14 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     def __init__(
         self,
         fleet: Fleet,
+        dispatcher: Dispatcher,
         readiness: Readiness,
         admission: Admission,
         *,
         config: FrontDoorConfig,
     ) -> None:
         self._fleet = fleet
+        self._dispatcher = dispatcher
         self._readiness = readiness
         self._admission = admission
         self._config = config
@@ -171,6 +173,8 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             is_ready=self._readiness.is_ready,
             num_active_requests=self._admission.num_active_requests,
             workers=[status_to_wire(status) for status in statuses],
+            num_prefill_calls=self._dispatcher.num_prefill_calls,
+            num_mailboxes=self._fleet.num_mailboxes,
         )
 
     async def AddWorker(

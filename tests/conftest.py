@@ -5,8 +5,6 @@ from pathlib import Path
 import pytest
 
 
-
-
 @pytest.fixture(scope="session")
 def smollm2_directory() -> Path:
     """SmolLM2-135M-Instruct in Hugging Face format, fetched once per machine."""

@@ -60,7 +60,21 @@ class ClusterStatus:
     model: str
     is_ready: bool
     num_active_requests: int
+    num_prefill_calls: int
+    num_mailboxes: int
     workers: tuple[WorkerStatus, ...]
+
+    @property
+    def held(self) -> dict[str, int]:
+        """Every count, of router and workers, that is zero when the cluster is idle."""
+        counts = {
+            "router active requests": self.num_active_requests,
+            "router prefill calls": self.num_prefill_calls,
+            "router mailboxes": self.num_mailboxes,
+        }
+        for worker in self.workers:
+            counts |= {f"{worker.name} {what}": count for what, count in worker.held.items()}
+        return counts
 
 
 def _generate_request(
@@ -101,6 +115,8 @@ def _cluster_status(message: admin_pb2.GetStatusResponse) -> ClusterStatus:
         model=message.model,
         is_ready=message.is_ready,
         num_active_requests=message.num_active_requests,
+        num_prefill_calls=message.num_prefill_calls,
+        num_mailboxes=message.num_mailboxes,
         workers=tuple(status_from_wire(worker) for worker in message.workers),
     )
 

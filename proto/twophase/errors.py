@@ -13,6 +13,9 @@ from core.errors import TransferFailure, TwophaseError
 from twophase.v1 import worker_pb2
 
 ERROR_TRAILER = "twophase-error-bin"
+# gRPC may refuse metadata above 8 KiB. A text travels up to three times in it: as status detail,
+# where non-ASCII bytes triple, as message and as field, both in base64.
+MAX_TEXT_BYTES = 1000
 
 STATUS_CODES: dict[type[TwophaseError], grpc.StatusCode] = {
     errors.InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
@@ -30,9 +33,19 @@ STATUS_CODES: dict[type[TwophaseError], grpc.StatusCode] = {
 
 
 def to_wire(error: TwophaseError) -> worker_pb2.WireError:
-    """The message that holds `error` with its fields."""
-    fields = {name: str(value) for name, value in vars(error).items() if value is not None}
-    return worker_pb2.WireError(kind=type(error).__name__, message=str(error), fields=fields)
+    """The message that holds `error` with its fields, each clipped."""
+    fields = {name: clipped(str(value)) for name, value in vars(error).items() if value is not None}
+    return worker_pb2.WireError(
+        kind=type(error).__name__, message=clipped(str(error)), fields=fields
+    )
+
+
+def clipped(text: str) -> str:
+    """`text`, or as much of it as an error may carry."""
+    encoded = text.encode(errors="replace")
+    if len(encoded) <= MAX_TEXT_BYTES:
+        return text
+    return encoded[:MAX_TEXT_BYTES].decode(errors="ignore") + "..."
 
 
 def from_wire(message: worker_pb2.WireError) -> TwophaseError:

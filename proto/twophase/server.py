@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from core.errors import ConfigError, TwophaseError
-from twophase.errors import status_code, trailer
+from twophase.errors import clipped, status_code, trailer
 from twophase.peer import SERVER_OPTIONS
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ else:
 
 async def abort(context: Context, error: TwophaseError) -> None:
     """End the call of `context` with `error`; does not return."""
-    await context.abort(status_code(error), str(error), trailer(error))
+    await context.abort(status_code(error), clipped(str(error)), trailer(error))
 
 
 class Server:

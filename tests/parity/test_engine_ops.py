@@ -1,5 +1,6 @@
 """Compiled kernels against their plain twins: same numbers, also in the cache."""
 
+import numba
 import numpy as np
 import pytest
 import torch
@@ -8,7 +9,7 @@ from core.layout import Dtype, KVLayout
 from core.request import SamplingParams
 from engine.attention import CpuAttention, ReferenceAttention, SdpaAttention, select_attention
 from engine.batch import SequenceStep, build_batch
-from engine.kernels import compiled, exp
+from engine.kernels import exp
 from engine.kv_cache import TORCH_DTYPES, KVCache
 from engine.linear import Linear
 from engine.ops import NumbaOps, TorchOps, select_ops
@@ -90,14 +91,13 @@ def test_bfloat16_rounds_to_nearest_even_like_torch():
 
 
 def test_exp_is_exact_to_a_few_units_over_its_whole_range():
-    @compiled
+    @numba.njit(fastmath=True)
     def exps(x, out):
         for i in range(x.size):
             out[i] = exp(x[i])
 
     x = np.linspace(-86, 87, 20001, dtype=np.float32)
     out = np.empty_like(x)
-    exps.py_func  # compiled, not interpreted
     exps(x, out)
     np.testing.assert_allclose(out, np.exp(x.astype(np.float64)), rtol=2e-5)
     small = np.abs(x) < 10
@@ -142,8 +142,6 @@ def test_attention_equals_the_reference(
         block_size=block_size,
     )
     fast = CpuAttention(head_dim) if kind == "numba" else SdpaAttention("test")
-    if kind == "sdpa":
-        case[3].nan_to_num_()
     out = fast.paged_attention(*case)
     expected = ReferenceAttention().paged_attention(*case)
     torch.testing.assert_close(out, expected, **TOLERANCE[out.dtype])
@@ -171,7 +169,8 @@ def test_packed_products_equal_plain_ones(dtype, num_rows, has_bias):
         out = linear(x)
     assert linear.is_packed
     plain = torch.nn.functional.linear(x, weight, bias)
-    torch.testing.assert_close(out, plain, rtol=3e-2 if dtype == torch.bfloat16 else 1e-5, atol=0.1 if dtype == torch.bfloat16 else 1e-4)
+    tolerance = 5e-2 if dtype == torch.bfloat16 else 1e-4
+    torch.testing.assert_close(out, plain, rtol=tolerance, atol=tolerance)
 
 
 def test_products_work_where_packing_is_missing(monkeypatch):

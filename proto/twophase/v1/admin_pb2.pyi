@@ -12,18 +12,22 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("mode", "model", "is_ready", "num_active_requests", "workers")
+    __slots__ = ("mode", "model", "is_ready", "num_active_requests", "workers", "num_prefill_calls", "num_mailboxes")
     MODE_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     IS_READY_FIELD_NUMBER: _ClassVar[int]
     NUM_ACTIVE_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PREFILL_CALLS_FIELD_NUMBER: _ClassVar[int]
+    NUM_MAILBOXES_FIELD_NUMBER: _ClassVar[int]
     mode: str
     model: str
     is_ready: bool
     num_active_requests: int
     workers: _containers.RepeatedCompositeFieldContainer[_worker_pb2.WorkerStatus]
-    def __init__(self, mode: _Optional[str] = ..., model: _Optional[str] = ..., is_ready: _Optional[bool] = ..., num_active_requests: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[_worker_pb2.WorkerStatus, _Mapping]]] = ...) -> None: ...
+    num_prefill_calls: int
+    num_mailboxes: int
+    def __init__(self, mode: _Optional[str] = ..., model: _Optional[str] = ..., is_ready: _Optional[bool] = ..., num_active_requests: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[_worker_pb2.WorkerStatus, _Mapping]]] = ..., num_prefill_calls: _Optional[int] = ..., num_mailboxes: _Optional[int] = ...) -> None: ...
 
 class AddWorkerRequest(_message.Message):
     __slots__ = ("address",)

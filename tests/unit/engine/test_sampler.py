@@ -35,11 +35,22 @@ def draw_reference(logits, params, uniform_):
     raise AssertionError("the uniform was not below 1")
 
 
-def test_philox_agrees_with_the_published_vectors():
-    # kat_vectors of Random123: philox4x32-10 with counter words 2 and 3 zero only exist for the
-    # all-zero input, the other is checked against numpy's independent Philox4x64 in shape only.
-    words = philox(np.array([0], np.uint64), np.array([0], np.uint64))
-    assert [int(w[0]) for w in words] == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
+@pytest.mark.parametrize(
+    ("key", "low", "high", "words"),
+    [
+        (0, 0, 0, (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
+        (2**64 - 1, 2**64 - 1, 2**64 - 1, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
+        (
+            0x299F31D0A4093822,
+            0x85A308D3243F6A88,
+            0x0370734413198A2E,
+            (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
+        ),
+    ],
+)
+def test_philox_agrees_with_the_known_answers_of_random123(key, low, high, words):
+    drawn = philox(*(np.array([x], np.uint64) for x in (key, low, high)))
+    assert tuple(int(word[0]) for word in drawn) == words
 
 
 def test_uniforms_are_even_and_their_neighbours_unrelated():
@@ -121,8 +132,10 @@ def test_a_draw_does_not_depend_on_its_neighbours_or_its_row():
 
 def test_seed_and_position_change_the_draw_and_nothing_else_does():
     logits = torch.zeros(1, 1000)
+
     def draw(seed, position):
         return sample(logits, [SamplingParams(temperature=1.0, seed=seed)], [position])
+
     assert draw(1, 5) == draw(1, 5)
     assert len({draw(seed, 5)[0] for seed in range(8)}) > 4
     assert len({draw(1, position)[0] for position in range(8)}) > 4

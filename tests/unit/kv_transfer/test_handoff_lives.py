@@ -46,7 +46,7 @@ def pieces_of(reservation=RESERVATION, **limits):
     sender = outbound(reservation, **limits)
     sender.begin()
     sender.granted()
-    sender.computed(reservation.num_prompt_tokens, SOURCE_IDS, now_s=0.0)
+    sender.computed(reservation.num_prompt_tokens, SOURCE_IDS, now_s=0.0, first_token_id=42)
     headers = []
     while piece := sender.next_piece(0.0):
         headers.append(sender.sent(100 + piece.piece_id.index)[0])
@@ -66,7 +66,7 @@ class TestAWholeHandoff:
         assert receiver.begin(0.0) == (Granted("r", 7),)
         assert sender.granted() == ()
         # 2 the first chunk completes two of three blocks
-        assert sender.computed(9, SOURCE_IDS, now_s=1.0) == ()
+        assert sender.computed(9, SOURCE_IDS, now_s=1.0, first_token_id=42) == ()
         # 3 they are pushed
         sent = []
         while piece := sender.next_piece(1.0):
@@ -78,10 +78,10 @@ class TestAWholeHandoff:
             sender.acknowledged(piece.piece_id.index)
         assert [piece.source_block_ids for piece in sent] == [(20, 21)] * 2
         # 4 the last chunk brings the partial block; the Seal follows the last header
-        assert sender.computed(10, SOURCE_IDS, now_s=2.0) == ()
+        assert sender.computed(10, SOURCE_IDS, now_s=2.0, first_token_id=42) == ()
         piece = sender.next_piece(2.0)
         header, seal = sender.sent(checksum=6)
-        assert seal == Seal("r", 7, 3)
+        assert seal == Seal("r", 7, 3, first_token_id=42)
         assert sender.state is OutboundState.SEALING
         take(receiver, header)
         sender.acknowledged(piece.piece_id.index)
@@ -107,8 +107,8 @@ class TestAWholeHandoff:
         sender, receiver = outbound(reservation), inbound(reservation)
         sender.begin()
         receiver.begin(0.0)
-        sender.computed(10, SOURCE_IDS, now_s=0.0)
-        assert sender.granted() == (Seal("r", 7, 0),)
+        sender.computed(10, SOURCE_IDS, now_s=0.0, first_token_id=42)
+        assert sender.granted() == (Seal("r", 7, 0, first_token_id=42),)
         assert receiver.seal(0, 0.0) == (Sealed("r", 7),)
         sender.sealed(1.0)
         assert sender.report().num_bytes == 0
@@ -120,7 +120,7 @@ class TestAWholeHandoff:
         sender.granted()
         num_bytes = 0
         for num_tokens in [*range(chunk, 10, chunk), 10]:
-            sender.computed(num_tokens, SOURCE_IDS, now_s=0.0)
+            sender.computed(num_tokens, SOURCE_IDS, now_s=0.0, first_token_id=42)
             while sender.next_piece(0.0):
                 num_bytes += sender.sent(0)[0].num_bytes
         assert num_bytes == 3 * LAYOUT.block_bytes
@@ -304,13 +304,13 @@ class TestHowPrefillEnds:
     def pushing(self):
         sender = outbound()
         sender.granted()
-        sender.computed(10, SOURCE_IDS, now_s=0.0)
+        sender.computed(10, SOURCE_IDS, now_s=0.0, first_token_id=42)
         return sender
 
     def test_nothing_is_handed_out_before_granted(self):
         sender = outbound()
         sender.begin()
-        sender.computed(10, SOURCE_IDS, now_s=0.0)
+        sender.computed(10, SOURCE_IDS, now_s=0.0, first_token_id=42)
         assert sender.next_piece(0.0) is None
         sender.granted()
         assert sender.next_piece(0.0) is not None
@@ -323,7 +323,7 @@ class TestHowPrefillEnds:
         assert sender.failure.reason is TransferFailure.STALE_EPOCH
         assert sender.try_release_blocks()
         assert sender.granted() == ()
-        assert sender.computed(10, SOURCE_IDS, now_s=0.0) == ()
+        assert sender.computed(10, SOURCE_IDS, now_s=0.0, first_token_id=42) == ()
 
     @pytest.mark.parametrize("by_peer", [False, True])
     def test_the_promise_waits_for_the_send_in_progress_and_follows_its_header(self, by_peer):

@@ -100,7 +100,7 @@ class World:
     def on_compute(self):
         num_tokens = self.chunks[self.num_chunks_done]
         self.num_chunks_done += 1
-        self._say_to_decode(self.prefill.computed(num_tokens, tuple(range(num_tokens)), 0.0))
+        self._say_to_decode(self.prefill.computed(num_tokens, tuple(range(num_tokens)), 0.0, 42))
 
     def can_start_send(self):
         return self._prefill_runs() and _copied(self.prefill).next_piece(0.0) is not None

@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 
+from core.completion import ChatMessage
 from core.errors import InvalidRequest, ModelError
 from router.control_tokens import ControlTokens
-from router.tokenizer import ChatMessage, Tokenizer
+from router.tokenizer import Tokenizer
 
 REFERENCE = Path(__file__).parents[2] / "data" / "tokenizer_reference.jsonl"
 CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]

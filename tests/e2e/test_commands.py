@@ -1,0 +1,118 @@
+"""The command line as people use it: serve, ask, status, Ctrl-C, and nothing left behind."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+START_S = 90.0
+STOP_S = 60.0
+
+
+@contextmanager
+def _serving(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """`twophase serve ...` and the address that it says is ready."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "deploy.cli", "serve", *arguments, "router.port=0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert process.stdout is not None
+        ready = process.stdout.readline()
+        found = re.search(r"gRPC at (\S+:\d+)", ready)
+        assert found, (ready, process.stderr.read() if process.stderr else "")
+        yield process, found[1]
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+        for stream in (process.stdout, process.stderr):
+            if stream is not None:
+                stream.close()
+
+
+def _twophase(*arguments: str) -> str:
+    result = subprocess.run(
+        [sys.executable, "-m", "deploy.cli", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=START_S,
+        check=True,
+    )
+    return " ".join(result.stdout.split())
+
+
+def _left_of(processes: list[psutil.Process]) -> list[str]:
+    """Command lines of processes that outlive a stop by five seconds."""
+    _, alive = psutil.wait_procs(processes, timeout=5)
+    return [" ".join(process.cmdline()[:4]) for process in alive]
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("launcher", [(), ("--without-ray",)], ids=["ray", "processes"])
+def test_serve_answers_shows_its_state_and_leaves_nothing_after_ctrl_c(
+    tiny_model_directory: Path, launcher: tuple[str, ...]
+) -> None:
+    segments = set(os.listdir("/dev/shm"))
+    setup = (f"model={tiny_model_directory}", "prefill.kv_cache=2MiB", "decode.kv_cache=2MiB")
+    with _serving(*launcher, *setup) as (process, address):
+        children = psutil.Process(process.pid).children(recursive=True)
+
+        answer = _twophase("ask", "Hello", "--address", address, "--max-tokens", "5")
+        status = _twophase("status", "--address", address)
+        process.send_signal(signal.SIGINT)
+        started_s = time.monotonic()
+        code = process.wait(STOP_S)
+
+    assert "+ 5 tokens" in answer
+    assert "of KV over shm, prefill-0 to decode-0" in answer
+    assert "prefill-0" in status and "decode-0" in status and "ready" in status
+    assert "both caches lie in the memory of one host" in status
+    assert code == 0
+    assert time.monotonic() - started_s < STOP_S
+    assert len(children) >= 3
+    assert _left_of(children) == []
+    assert set(os.listdir("/dev/shm")) <= segments
+
+
+@pytest.mark.timeout(120)
+def test_ctrl_c_lets_a_running_stream_end(tiny_model_directory: Path) -> None:
+    setup = (f"model={tiny_model_directory}", "prefill.kv_cache=8MiB", "decode.kv_cache=8MiB")
+    with _serving("--without-ray", *setup) as (process, address):
+        asking = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "deploy.cli", "ask", "Hello", "--raw"),
+                *("--address", address, "--max-tokens", "600"),
+            ],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert asking.stdout is not None
+        assert asking.stdout.read(1)
+        process.send_signal(signal.SIGINT)
+        answer, _ = asking.communicate(timeout=STOP_S)
+        code = process.wait(STOP_S)
+
+    assert asking.returncode == 0
+    assert "tokens" in answer
+    assert code == 0
+
+
+@pytest.mark.timeout(120)
+def test_demo_shows_an_answer_and_its_phases(tiny_model_directory: Path) -> None:
+    output = _twophase("demo", "--without-ray", f"model={tiny_model_directory}")
+
+    assert "asking" in output
+    assert "prefill" in output and "decode" in output
+    assert "of KV over shm, prefill-0 to decode-0" in output

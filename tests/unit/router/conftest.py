@@ -1,0 +1,41 @@
+"""A cluster without processes: the real fleet over FakeWorkers."""
+
+import pytest
+
+from core.clock import ManualClock
+from core.worker import Role
+from router import fleet as fleet_module
+from router.fleet import Fleet
+from tests.unit.router.doubles import HEARTBEAT_TIMEOUT_S, FakeCluster, until
+
+
+@pytest.fixture
+def cluster(monkeypatch):
+    cluster = FakeCluster()
+    monkeypatch.setattr(fleet_module, "Peer", cluster.connect)
+    monkeypatch.setattr(fleet_module, "RECONNECT_S", 0.0)
+    monkeypatch.setattr(fleet_module, "HEARTBEAT_TIMEOUT_S", HEARTBEAT_TIMEOUT_S)
+    return cluster
+
+
+@pytest.fixture
+def clock():
+    return ManualClock(1000.0)
+
+
+@pytest.fixture
+async def fleet(cluster, clock):
+    """Whatever the test started in `cluster` joins with `join`."""
+    async with Fleet(clock) as fleet:
+        yield fleet
+
+
+@pytest.fixture
+def join(fleet, cluster):
+    async def join(name, role=Role.DECODE, **changes):
+        worker = cluster.start(name, role, **changes)
+        fleet.add(worker.address)
+        await until(lambda: any(m.info == worker.info for m in fleet.members(role)))
+        return worker
+
+    return join

@@ -1,0 +1,261 @@
+"""Random values of every type that crosses the wire, within what the types allow."""
+
+import dataclasses
+
+from hypothesis import strategies as st
+
+from core import errors, link
+from core.completion import ChatMessage, Chunk, Completion
+from core.errors import TransferFailure
+from core.layout import Dtype, KVLayout
+from core.request import FinishReason, Request, RequestId, SamplingParams, Usage, WorkerName
+from core.timeline import DecodeReport, Phases, PrefillReport, TransferReport
+from core.worker import (
+    CancelRequest,
+    DecodeDone,
+    DecodeUpdate,
+    FirstToken,
+    LinkStatus,
+    NewToken,
+    RemoteReservation,
+    RequestFailed,
+    Reserve,
+    Reserved,
+    Role,
+    WorkerInfo,
+    WorkerStatus,
+)
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
+counts = st.integers(0, 2**32 - 1)
+wides = st.integers(0, 2**64 - 1)
+seconds = st.floats(0, 1e9)
+ids = st.lists(counts, max_size=6).map(tuple)
+request_ids = texts.map(RequestId)
+names = texts.map(WorkerName)
+reasons = st.sampled_from(TransferFailure)
+
+
+def fields(cls, /, **strategies):
+    """Values of a dataclass; no field may be left to its default."""
+    assert set(strategies) == {field.name for field in dataclasses.fields(cls)}
+    return st.builds(cls, **strategies)
+
+
+layouts = fields(
+    KVLayout,
+    weights_hash=texts,
+    dtype=st.sampled_from(Dtype),
+    block_size=counts,
+    num_layers=counts,
+    num_kv_heads=counts,
+    head_dim=counts,
+    tensor_parallel_size=counts,
+    protocol_version=counts,
+)
+samplings = fields(
+    SamplingParams,
+    max_tokens=st.integers(1, 2**32 - 1),
+    temperature=st.floats(0, 2, width=32),
+    top_k=counts,
+    top_p=st.floats(0, 1, width=32, exclude_min=True),
+    seed=st.integers(0, 2**63 - 1),
+    stop_token_ids=ids,
+)
+requests = fields(
+    Request,
+    request_id=request_ids,
+    prompt_token_ids=ids,
+    sampling=samplings,
+    deadline_s=st.floats(-1e6, 1e6),
+)
+phases = fields(
+    Phases,
+    tokenize_s=seconds,
+    place_s=seconds,
+    reserve_s=seconds,
+    queue_s=seconds,
+    prefill_s=seconds,
+    exposed_transfer_s=seconds,
+    slot_wait_s=seconds,
+    decode_s=seconds,
+    delivery_s=seconds,
+    total_s=seconds,
+    time_to_first_token_s=seconds,
+)
+prefill_reports = fields(
+    PrefillReport,
+    queue_s=seconds,
+    prefill_s=seconds,
+    num_cached_tokens=counts,
+    num_chunks=counts,
+)
+transfer_reports = fields(
+    TransferReport,
+    backend=texts,
+    num_bytes=wides,
+    num_pieces=counts,
+    push_s=seconds,
+    exposed_s=seconds,
+)
+completions = fields(
+    Completion,
+    request_id=request_ids,
+    finish_reason=st.sampled_from(FinishReason),
+    usage=fields(
+        Usage,
+        num_prompt_tokens=counts,
+        num_output_tokens=counts,
+        num_prefill_cached_tokens=counts,
+        num_decode_cached_tokens=counts,
+    ),
+    phases=phases,
+    transfer=st.none() | transfer_reports,
+    prefill_worker=names,
+    decode_worker=names,
+    placement=texts,
+    seed=wides,
+)
+chunks = fields(Chunk, text=texts, token_ids=ids, completion=st.none() | completions)
+conversations = st.lists(fields(ChatMessage, role=texts, content=texts), max_size=4)
+
+infos = fields(
+    WorkerInfo,
+    name=names,
+    role=st.sampled_from(Role),
+    incarnation=texts,
+    model=texts,
+    layout=layouts,
+    num_blocks=counts,
+    max_context_tokens=counts,
+    vocab_size=counts,
+    max_num_sequences=counts,
+    attention=texts,
+)
+statuses = fields(
+    WorkerStatus,
+    name=names,
+    role=st.sampled_from(Role),
+    address=texts,
+    pid=counts,
+    num_total_blocks=counts,
+    num_free_blocks=counts,
+    num_cached_blocks=counts,
+    num_used_blocks=counts,
+    num_quarantined_blocks=counts,
+    num_waiting_requests=counts,
+    num_running_requests=counts,
+    num_reservations=counts,
+    num_open_transfers=counts,
+    num_handler_tasks=counts,
+    num_steps=wides,
+    num_transfer_bytes=wides,
+    num_waiting_prompt_tokens=wides,
+    links=st.lists(
+        fields(LinkStatus, peer=names, backend=texts, reason=texts, num_bytes=wides), max_size=2
+    ).map(tuple),
+)
+reservations = fields(
+    RemoteReservation,
+    decode_worker=names,
+    decode_address=texts,
+    decode_incarnation=texts,
+    epoch=wides,
+    block_ids=ids,
+    num_shared_blocks=counts,
+    num_shared_tokens=counts,
+)
+prefill_events = (
+    fields(FirstToken, token_id=counts, report=prefill_reports) | transfer_reports
+)
+commands = fields(Reserve, request=requests, prefill_locally=st.booleans()) | fields(
+    CancelRequest, request_id=request_ids
+)
+
+all_errors = st.one_of(
+    st.builds(errors.TwophaseError, texts),
+    st.builds(errors.InvalidRequest, texts, texts | st.integers() | st.floats(), texts),
+    st.builds(errors.Overloaded, texts, retry_after_s=seconds),
+    st.builds(errors.DeadlineExceeded, texts),
+    st.builds(errors.Cancelled, texts),
+    st.builds(errors.PeerLost, texts, texts),
+    st.builds(errors.TransferFailed, reasons, texts),
+    st.builds(errors.LayoutMismatch, texts),
+    st.builds(errors.ConfigError, texts, texts, st.none() | texts.filter(bool)),
+    st.builds(errors.ModelError, texts),
+)
+
+updates = fields(
+    DecodeUpdate,
+    reserved=st.lists(
+        fields(Reserved, request_id=request_ids, reservation=reservations), max_size=2
+    ).map(tuple),
+    tokens=st.lists(
+        fields(
+            NewToken,
+            request_id=request_ids,
+            token_id=counts,
+            index=counts,
+            done=st.none()
+            | fields(
+                DecodeDone,
+                finish_reason=st.sampled_from(FinishReason),
+                report=fields(DecodeReport, slot_wait_s=seconds, decode_s=seconds),
+            ),
+            prefill=st.none() | prefill_reports,
+        ),
+        max_size=2,
+    ).map(tuple),
+    failed=st.lists(
+        fields(RequestFailed, request_id=request_ids, error=all_errors), max_size=2
+    ).map(tuple),
+)
+
+aborts = fields(link.Abort, request_id=request_ids, epoch=wides, reason=reasons, detail=texts)
+abort_acks = fields(link.AbortAck, request_id=request_ids, epoch=wides)
+ups = st.one_of(
+    fields(
+        link.OpenLink,
+        prefill_worker=names,
+        incarnation=texts,
+        decode_incarnation=texts,
+        layout=layouts,
+        backend=texts,
+        host_id=texts,
+        device=texts,
+    ),
+    fields(link.Begin, request_id=request_ids, epoch=wides),
+    fields(
+        link.Piece,
+        request_id=request_ids,
+        epoch=wides,
+        index=counts,
+        span=fields(
+            link.Span, first_layer=counts, num_layers=counts, first_block=counts, num_blocks=counts
+        ),
+        num_bytes=wides,
+        checksum=wides,
+    ),
+    fields(
+        link.Seal, request_id=request_ids, epoch=wides, num_pieces=counts, first_token_id=counts
+    ),
+    aborts,
+    abort_acks,
+)
+downs = st.one_of(
+    fields(
+        link.LinkOpened,
+        kind=texts,
+        reason=texts,
+        parameters=st.dictionaries(texts, texts, max_size=3).map(lambda d: tuple(sorted(d.items()))),
+    ),
+    fields(link.LinkRefused, error=all_errors),
+    fields(link.Granted, request_id=request_ids, epoch=wides),
+    fields(link.PieceAck, request_id=request_ids, epoch=wides, index=counts),
+    fields(link.Sealed, request_id=request_ids, epoch=wides),
+    fields(
+        link.TransferRefused, request_id=request_ids, epoch=wides, reason=reasons, detail=texts
+    ),
+    aborts,
+    abort_acks,
+)

@@ -1,0 +1,117 @@
+"""Whatever goes out as bytes comes back as the same value."""
+
+import dataclasses
+from typing import get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from core import link, worker
+from core.errors import TwophaseError
+from tests.unit.twophase import strategies as some
+from twophase import link_wire, wire, worker_wire
+from twophase.v1 import worker_pb2 as pb
+
+NOW_S = st.floats(-1e6, 1e6)
+
+
+def over_the_wire(message):
+    """What the other process parses."""
+    return type(message).FromString(message.SerializeToString())
+
+
+def comparable(value):
+    """Errors compare by kind, text and fields, also inside other values."""
+    if isinstance(value, TwophaseError):
+        return type(value), str(value), vars(value)
+    if dataclasses.is_dataclass(value):
+        names = [field.name for field in dataclasses.fields(value)]
+        return type(value), {name: comparable(getattr(value, name)) for name in names}
+    if isinstance(value, tuple):
+        return tuple(comparable(part) for part in value)
+    return value
+
+
+PAIRS = {
+    "chunk": (some.chunks, wire.chunk_to_wire, wire.chunk_from_wire),
+    "completion": (some.completions, wire.completion_to_wire, wire.completion_from_wire),
+    "chat": (some.conversations, wire.chat_messages_to_wire, wire.chat_messages_from_wire),
+    "layout": (some.layouts, worker_wire.layout_to_wire, worker_wire.layout_from_wire),
+    "info": (some.infos, worker_wire.info_to_wire, worker_wire.info_from_wire),
+    "status": (some.statuses, worker_wire.status_to_wire, worker_wire.status_from_wire),
+    "reservation": (
+        some.reservations,
+        worker_wire.reservation_to_wire,
+        worker_wire.reservation_from_wire,
+    ),
+    "prefill event": (
+        some.prefill_events,
+        worker_wire.prefill_event_to_wire,
+        worker_wire.prefill_event_from_wire,
+    ),
+    "update": (some.updates, worker_wire.update_to_wire, worker_wire.update_from_wire),
+    "up": (some.ups, link_wire.up_to_wire, link_wire.up_from_wire),
+    "down": (some.downs, link_wire.down_to_wire, link_wire.down_from_wire),
+}
+
+
+@pytest.mark.parametrize("pair", PAIRS.values(), ids=PAIRS.keys())
+@given(data=st.data())
+def test_a_value_comes_back_equal(pair, data):
+    values, to_wire, from_wire = pair
+    value = data.draw(values)
+    assert comparable(from_wire(over_the_wire(to_wire(value)))) == comparable(value)
+
+
+@given(some.requests, NOW_S, NOW_S)
+def test_a_deadline_travels_as_the_seconds_that_remain(request, sent_s, arrived_s):
+    message = over_the_wire(worker_wire.request_to_wire(request, sent_s))
+    assert message.remaining_s == pytest.approx(request.deadline_s - sent_s)
+    other = worker_wire.request_from_wire(message, arrived_s)
+    assert other.deadline_s - arrived_s == pytest.approx(request.deadline_s - sent_s, abs=1e-6)
+    assert dataclasses.replace(other, deadline_s=request.deadline_s) == request
+
+
+@given(some.commands, NOW_S)
+def test_a_command_comes_back_with_its_deadline_in_the_receivers_time(command, shift_s):
+    message = over_the_wire(worker_wire.command_to_wire(command, 0.0))
+    other = worker_wire.command_from_wire(message, shift_s)
+    if isinstance(command, worker.Reserve):
+        assert other.request.deadline_s == command.request.deadline_s + shift_s
+        request = dataclasses.replace(other.request, deadline_s=command.request.deadline_s)
+        other = dataclasses.replace(other, request=request)
+    assert other == command
+
+
+@given(some.completions)
+def test_the_message_of_a_completion_tells_what_no_phase_covers(completion):
+    message = wire.completion_to_wire(completion)
+    assert message.phases.unaccounted_s == completion.phases.unaccounted_s
+
+
+@pytest.mark.parametrize("message", [pb.LinkUp(), pb.LinkDown()])
+def test_a_link_message_without_content_is_refused(message):
+    from_wire = link_wire.up_from_wire if type(message) is pb.LinkUp else link_wire.down_from_wire
+    with pytest.raises(ValueError, match="without content"):
+        from_wire(message)
+
+
+@pytest.mark.parametrize(
+    ("union", "strategy"),
+    [
+        (link.LinkUp, some.ups),
+        (link.LinkDown, some.downs),
+        (worker.DecodeCommand, some.commands),
+        (worker.PrefillEvent, some.prefill_events),
+    ],
+)
+def test_every_kind_of_message_is_among_those_that_travel(union, strategy):
+    seen = set()
+
+    @given(strategy)
+    def collect(value):
+        seen.add(type(value))
+
+    collect()
+    assert seen == set(get_args(union))
