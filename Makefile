@@ -3,6 +3,7 @@ VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+DEV := $(VENV)/.installed-dev
 PROTOS := $(wildcard proto/twophase/v1/*.proto)
 PACKAGES := core engine kv_transfer prefill_worker decode_worker router deploy bench proto/twophase
 
@@ -16,6 +17,10 @@ help:  ## Show this list
 $(STAMP): pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "twophase needs Python 3.11 or newer")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	touch $@
+
+$(DEV): $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	touch $@
 
@@ -28,10 +33,10 @@ demo: $(STAMP)  ## Install, fetch the model, start a small cluster, ask one ques
 serve: $(STAMP)  ## The same, but stay up (gRPC on 127.0.0.1:8100) until Ctrl-C
 	@$(BIN)/twophase serve
 
-test: $(STAMP)  ## Run the whole test suite
+test: $(DEV)  ## Run the whole test suite
 	$(BIN)/python -m pytest
 
-check: $(STAMP)  ## Format, lint, types, layers, generated code, sizes
+check: $(DEV)  ## Format, lint, types, layers, generated code, sizes
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy $(PACKAGES)
@@ -39,24 +44,24 @@ check: $(STAMP)  ## Format, lint, types, layers, generated code, sizes
 	$(BIN)/python -m tests.check_generated
 	$(BIN)/python -m tests.sizes
 
-format: $(STAMP)  ## Put the code into the house format
+format: $(DEV)  ## Put the code into the house format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-proto: $(STAMP)  ## Generate the message modules from proto/twophase/v1/*.proto
+proto: $(DEV)  ## Generate the message modules from proto/twophase/v1/*.proto
 	$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=proto --pyi_out=proto \
 		--grpc_python_out=proto $(PROTOS)
 
-parity: $(STAMP)  ## Compare every mode and transport with a file of reference tokens
+parity: $(DEV)  ## Compare every mode and transport with a file of reference tokens
 	$(BIN)/python -m bench.parity $(REFERENCE)
 
-bench-engine: $(STAMP)  ## One core: prefill and decode beside transformers and the machine's limit
+bench-engine: $(DEV)  ## One core: prefill and decode beside transformers and the machine's limit
 	$(BIN)/python -m bench.engine
 
-bench-interference: $(STAMP)  ## What a long prompt does to running streams, in each mode
+bench-interference: $(DEV)  ## What a long prompt does to running streams, in each mode
 	$(BIN)/python -m bench.interference
 
-bench-transfer: $(STAMP)  ## Each KV transport beside a plain copy of the same bytes
+bench-transfer: $(DEV)  ## Each KV transport beside a plain copy of the same bytes
 	$(BIN)/python -m bench.transfer
 
 clean:  ## Remove the virtual environment and caches

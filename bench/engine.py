@@ -10,6 +10,7 @@ once (and the KV history) at its measured read speed, whichever takes longer.
 """
 
 import argparse
+import logging
 import os
 import statistics
 import time
@@ -107,10 +108,8 @@ class TransformersContender:
 
     def __init__(self, directory: Path, dtype: Dtype) -> None:
         from transformers import AutoModelForCausalLM
-        from transformers.utils import logging
 
-        logging.set_verbosity_error()
-        logging.disable_progress_bar()
+        logging.getLogger("transformers").setLevel(logging.ERROR)
         warnings.simplefilter("ignore", FutureWarning)  # names that change within version 5
         self._model: Any = AutoModelForCausalLM.from_pretrained(
             directory, dtype=TORCH_DTYPES[dtype]

@@ -121,6 +121,8 @@ class RouterConfig(_Section):
     """Requests between first and last message; more are refused with RESOURCE_EXHAUSTED."""
     default_deadline_s: Seconds = 600.0
     """For requests that come without a deadline; also the most that one may ask for."""
+    worker_timeout_s: Seconds = 15.0
+    """A worker that says nothing for this long is lost; a broken connection is noticed at once."""
     drain_s: Seconds = 30.0
     """Longest wait for running requests when stopping."""
 

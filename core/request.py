@@ -20,7 +20,9 @@ RequestId = NewType("RequestId", str)
 WorkerName = NewType("WorkerName", str)
 
 DEFAULT_MAX_TOKENS = 256
+# Of one user; the checkpoint's own come on top.
 MAX_STOP_TOKEN_IDS = 64
+MAX_EOS_TOKEN_IDS = 64
 MAX_SEED = 2**63 - 1
 MAX_REQUEST_ID_LENGTH = 128
 
@@ -57,10 +59,10 @@ class SamplingParams:
         _require(0.0 < self.top_p <= 1.0, "top_p", self.top_p, "must be over 0 and at most 1")
         _require(0 <= self.seed <= MAX_SEED, "seed", self.seed, f"must be 0 to {MAX_SEED}")
         _require(
-            len(self.stop_token_ids) <= MAX_STOP_TOKEN_IDS,
+            len(self.stop_token_ids) <= MAX_STOP_TOKEN_IDS + MAX_EOS_TOKEN_IDS,
             "stop_token_ids",
             f"{len(self.stop_token_ids)} ids",
-            f"at most {MAX_STOP_TOKEN_IDS} are taken",
+            f"at most {MAX_STOP_TOKEN_IDS + MAX_EOS_TOKEN_IDS} are taken",
         )
 
 

@@ -147,7 +147,7 @@ class Answer:
         )
 
     def _phases(self, prefill: PrefillReport, now_s: float) -> Phases:
-        first_delivered_s = self._first_delivered_s or now_s
+        first_delivered_s = now_s if self._first_delivered_s is None else self._first_delivered_s
         return Phases(
             tokenize_s=self._tokenize_s,
             place_s=self._placed_s - self._received_s - self._tokenize_s,

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from core.clock import Clock
-from core.errors import PeerLost, TwophaseError
+from core.errors import DeadlineExceeded, PeerLost, TwophaseError
 from core.request import Request, RequestId, WorkerName
 from core.worker import (
     CancelRequest,
@@ -32,7 +32,6 @@ from twophase.peer import Duplex, Peer, lost
 
 CONNECT_TIMEOUT_S = 5.0
 HEARTBEAT_S = 1.0
-HEARTBEAT_TIMEOUT_S = 5.0
 RECONNECT_S = 0.5
 
 
@@ -63,6 +62,7 @@ class Member:
         self.peer = peer
         self.num_requests = 0
         self.num_prompt_tokens = 0
+        self.last_heard_s = 0.0
 
     @contextmanager
     def serving(self, request: Request) -> Iterator[None]:
@@ -106,9 +106,10 @@ class DecodeMember(Member):
             del self._mailboxes[request_id]
             self.send(CancelRequest(request_id))
 
-    async def read(self) -> None:
+    async def read(self, clock: Clock) -> None:
         """Hand out updates until the session ends; raises PeerLost when it breaks."""
         async for update in self._session:
+            self.last_heard_s = clock.now_s()
             events: tuple[Reserved | NewToken | RequestFailed, ...]
             events = (*update.reserved, *update.tokens, *update.failed)
             for event in events:
@@ -126,9 +127,10 @@ class DecodeMember(Member):
 class Fleet:
     """All known workers; use as an async context manager."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, *, worker_timeout_s: float) -> None:
         self.changed = asyncio.Event()
         self._clock = clock
+        self._worker_timeout_s = worker_timeout_s
         self._members: dict[WorkerName, Member] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._group = asyncio.TaskGroup()
@@ -179,7 +181,13 @@ class Fleet:
         return [member for member in self._members.values() if member.info.role is role]
 
     def prefill(self, name: WorkerName) -> Member:
-        """The connected prefill worker of that name."""
+        """The connected prefill worker of that name.
+
+        Raises:
+            PeerLost: it is not connected any more.
+        """
+        if False:
+            raise PeerLost(name, "it disconnected after it was placed")
         return self._members[name]
 
     def decode(self, name: WorkerName) -> DecodeMember:
@@ -244,7 +252,7 @@ class Fleet:
         self._log.info("%s connected at %s", info.name, peer.address)
         error: TwophaseError | None = None
         try:
-            await _until_lost(member)
+            await _until_lost(member, self._worker_timeout_s, self._clock)
         except TwophaseError as caught:
             error = caught
             raise
@@ -260,14 +268,14 @@ class Fleet:
         self.changed = asyncio.Event()
 
 
-async def _until_lost(member: Member) -> None:
+async def _until_lost(member: Member, timeout_s: float, clock: Clock) -> None:
     """Return when the worker ends its session; raise PeerLost when it is silent or gone."""
     errors: list[TwophaseError] = []
     try:
         async with asyncio.TaskGroup() as tasks:
-            heartbeat = tasks.create_task(_heartbeat(member))
+            heartbeat = tasks.create_task(_heartbeat(member, timeout_s, clock))
             if isinstance(member, DecodeMember):
-                await member.read()
+                await member.read(clock)
                 heartbeat.cancel()
     except* TwophaseError as group:
         errors.extend(e for e in group.exceptions if isinstance(e, TwophaseError))
@@ -275,7 +283,14 @@ async def _until_lost(member: Member) -> None:
         raise errors[0]
 
 
-async def _heartbeat(member: Member) -> None:
+async def _heartbeat(member: Member, timeout_s: float, clock: Clock) -> None:
+    """Raise when the worker has said nothing at all for `timeout_s`; tokens are a sign of life."""
     while True:
-        await member.peer.status(HEARTBEAT_TIMEOUT_S)
+        asked_s = clock.now_s()
+        try:
+            await member.peer.status(timeout_s)
+        except DeadlineExceeded as error:
+            if member.last_heard_s < asked_s:
+                why = f"it has said nothing for {timeout_s:g} s"
+                raise PeerLost(member.info.name, why) from error
         await asyncio.sleep(HEARTBEAT_S)

@@ -54,19 +54,31 @@ def place(
     """The least loaded workers of each phase that fit together."""
     if not decode:
         return Rejected("no decode worker is connected")
-    chosen = min(decode, key=lambda worker: (worker.num_sequences, worker.name))
-    load = f"{chosen.name} has {chosen.num_sequences} of {chosen.max_num_sequences} sequences"
     if mode is not Mode.DISAGGREGATED:
-        return Placement(None, chosen.name, f"{load}; mode {mode} reads prompts there")
+        chosen = _least_loaded(decode)
+        return Placement(None, chosen.name, f"{_load(chosen)}; mode {mode} reads prompts there")
     if not prefill:
         return Rejected("no prefill worker is connected")
-    fitting = [worker for worker in prefill if worker.layout == chosen.layout]
+    layouts = {worker.layout for worker in prefill}
+    fitting = [worker for worker in decode if worker.layout in layouts]
     if not fitting:
-        differences = prefill[0].layout.differences(chosen.layout)
-        return Rejected(f"no prefill worker fits {chosen.name}: {differences}")
-    first = min(fitting, key=lambda worker: (worker.num_prompt_tokens, worker.name))
+        differences = prefill[0].layout.differences(decode[0].layout)
+        return Rejected(f"no prefill worker fits {decode[0].name}: {differences}")
+    chosen = _least_loaded(fitting)
+    first = min(
+        (worker for worker in prefill if worker.layout == chosen.layout),
+        key=lambda worker: (worker.num_prompt_tokens, worker.name),
+    )
     return Placement(
         first.name,
         chosen.name,
-        f"{first.name} has {first.num_prompt_tokens} prompt tokens to read; {load}",
+        f"{first.name} has {first.num_prompt_tokens} prompt tokens to read; {_load(chosen)}",
     )
+
+
+def _least_loaded(workers: Sequence[DecodeLoad]) -> DecodeLoad:
+    return min(workers, key=lambda worker: (worker.num_sequences, worker.name))
+
+
+def _load(worker: DecodeLoad) -> str:
+    return f"{worker.name} has {worker.num_sequences} of {worker.max_num_sequences} sequences"

@@ -14,6 +14,7 @@ from core.request import (
     DEFAULT_MAX_TOKENS,
     MAX_REQUEST_ID_LENGTH,
     MAX_SEED,
+    MAX_STOP_TOKEN_IDS,
     RequestId,
     SamplingParams,
 )
@@ -101,6 +102,12 @@ def sampling_of(
             max_tokens,
             f"a prompt of {num_prompt_tokens} tokens leaves {room} of a context of "
             f"{limits.max_context_tokens}",
+        )
+    if len(asked.stop_token_ids) > MAX_STOP_TOKEN_IDS:
+        raise InvalidRequest(
+            "stop_token_ids",
+            f"{len(asked.stop_token_ids)} ids",
+            f"at most {MAX_STOP_TOKEN_IDS} are taken",
         )
     _check_token_ids("stop_token_ids", asked.stop_token_ids, limits)
     stops = asked.stop_token_ids if asked.ignore_eos else (*eos_token_ids, *asked.stop_token_ids)

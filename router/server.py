@@ -40,7 +40,7 @@ async def serve(
     tokenizer = await asyncio.to_thread(Tokenizer.load, find_model(config.model))
     admission = Admission(config.router.max_active_requests)
     async with (
-        Fleet(clock) as fleet,
+        Fleet(clock, worker_timeout_s=config.router.worker_timeout_s) as fleet,
         Dispatcher(fleet, config.mode, clock) as dispatcher,
         running_server(config.listen, stop_grace_s=config.router.drain_s) as server,
     ):

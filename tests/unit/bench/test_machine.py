@@ -1,0 +1,26 @@
+"""The check for a quiet machine."""
+
+import os
+
+from bench.machine import CpuMeter, spin
+
+
+def test_spinning_restores_the_affinity_and_counts_shares():
+    cores = os.sched_getaffinity(0)
+
+    spun = spin(min(cores), 0.01)
+
+    assert os.sched_getaffinity(0) == cores
+    assert 0.0 <= spun.stolen_share <= 1.0
+    assert spun.longest_ms >= 0.0
+
+
+def test_work_of_this_process_counts_as_its_own():
+    meter = CpuMeter()
+    # More than one tick of the kernel's CPU accounting.
+    spin(min(os.sched_getaffinity(0)), 0.05)
+
+    use = meter.read()
+
+    assert use.own_cores > 0.0
+    assert use.other_cores >= 0.0
