@@ -6,7 +6,8 @@ clusters that were started and warmed up before; the numbers (`interference_resu
 are medians over the rounds, taken from arrivals at the client (`load`).
 
 The servers are child processes (`deploy.local_cluster`). Compute threads are pinned; router,
-client and I/O threads run wherever there is room on the same cores.
+client and I/O threads run wherever there is room on the same cores. A setup's name ends with
+replicas x threads; 1+1 is one prefill and one decode worker, each with a core of its own.
 """
 
 import argparse
@@ -23,7 +24,7 @@ from rich.table import Table
 
 from bench.interference_result import MEASURES, Observation, Peer, Result, median_of, numbers_of
 from bench.load import StreamLog, random_prompt, stream
-from bench.machine import CpuMeter, spin
+from bench.machine import CpuMeter, read_gb_per_s, spin
 from bench.report import print_report
 from core.config import ClusterConfig, DecodeConfig, EngineConfig, Mode, PrefillConfig, RouterConfig
 from core.errors import PeerLost
@@ -43,9 +44,11 @@ READY_TIMEOUT_S, READY_POLL_S = 60.0, 0.2
 REQUEST_TIMEOUT_S = 120.0
 SPIN_S = 0.5
 NOISY_CORES = 0.1
+TABLE_WIDTH = 100
 
-# vLLM's CPU build 0.32, same model, bfloat16, same scenario, on two cores with AVX-512 and no AMX,
-# 2026-11-30: its own P/D with each engine on a core of its own, a budget of 256, its default.
+# vLLM's CPU build 0.32, same model, bfloat16, same scenario, on two cores with AVX-512 and no AMX
+# that read 27 GB/s, 2026-11-30: its own P/D with one engine on each core, a budget of 256 tokens,
+# and as it comes.
 VLLM_SPLIT = Peer("vLLM P/D over NIXL", 73, 96, 95, 7.4, 100)
 VLLM_SMALL_BUDGET = Peer("vLLM, budget 256", 26, 320, 345, 1.97, 228)
 VLLM_DEFAULT = Peer("vLLM, default", 27, 42, 1774, 1.80, 218)
@@ -83,10 +86,10 @@ class Setup:
 
 SETUPS = (
     Setup("disaggregated 1+1", Mode.DISAGGREGATED, 1, VLLM_SPLIT),
-    Setup("chunked 2 x 1 thread", Mode.CHUNKED, 2),
-    Setup("chunked 1 x 2 threads", Mode.CHUNKED, 1, VLLM_SMALL_BUDGET),
-    Setup("colocated 2 x 1 thread", Mode.COLOCATED, 2),
-    Setup("colocated 1 x 2 threads", Mode.COLOCATED, 1, VLLM_DEFAULT),
+    Setup("chunked 2x1", Mode.CHUNKED, 2),
+    Setup("chunked 1x2", Mode.CHUNKED, 1, VLLM_SMALL_BUDGET),
+    Setup("colocated 2x1", Mode.COLOCATED, 2),
+    Setup("colocated 1x2", Mode.COLOCATED, 1, VLLM_DEFAULT),
 )
 
 
@@ -179,6 +182,15 @@ def overview(results: Sequence[Result]) -> Table:
     return table
 
 
+def core_line(core: int) -> str:
+    """How quiet and how fast one core is right now."""
+    spun, gb_per_s = spin(core, SPIN_S), read_gb_per_s(core)
+    return (
+        f"core {core}: {spun.stolen_share:.1%} of {SPIN_S:g} s went to others, longest "
+        f"{spun.longest_ms:.1f} ms; it reads {gb_per_s:.1f} GB/s"
+    )
+
+
 def remarks(seen: dict[str, list[Observation]]) -> list[str]:
     """What a reader must know before believing the numbers."""
     lines = []
@@ -226,12 +238,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--figure", type=Path, help="write gaps over time to this .png")
     options = parser.parse_args(arguments)
     console = Console()
+    console.width = max(console.width, TABLE_WIDTH)
     for core in CORES:
-        spun = spin(core, SPIN_S)
-        console.print(
-            f"core {core}: {spun.stolen_share:.1%} of {SPIN_S:g} s went to others, "
-            f"longest {spun.longest_ms:.1f} ms"
-        )
+        console.print(core_line(core))
     setups = [setup for setup in SETUPS if options.only in setup.name]
     seen = run(
         setups,

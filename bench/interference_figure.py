@@ -9,13 +9,13 @@ from matplotlib.figure import Figure
 
 from bench.interference_result import Observation, numbers_of
 
-PANEL_HEIGHT_IN, WIDTH_IN, DPI = 1.55, 8.5, 140
+PANEL_HEIGHT_IN, MARGINS_IN, WIDTH_IN, DPI = 1.5, 1.7, 8.5, 140
 QUIET, DISTURBED, MARK = "#7a8794", "#c8442c", "#f3d9a4"
 
 
 def draw(rounds: Mapping[str, Observation], path: Path) -> None:
     """Write a PNG with one panel per setup; all panels share both axes."""
-    figure = Figure(figsize=(WIDTH_IN, PANEL_HEIGHT_IN * len(rounds) + 0.9), dpi=DPI)
+    figure = Figure(figsize=(WIDTH_IN, PANEL_HEIGHT_IN * len(rounds) + MARGINS_IN), dpi=DPI)
     FigureCanvasAgg(figure)
     panels = figure.subplots(len(rounds), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
     for panel, (name, seen) in zip(panels, rounds.items(), strict=True):
@@ -23,8 +23,8 @@ def draw(rounds: Mapping[str, Observation], path: Path) -> None:
     panels[0].set_yscale("log")
     panels[0].set_yticks([10, 100, 1000], ["10", "100", "1000"])
     panels[-1].set_xlabel("seconds since the long prompt was sent")
-    figure.supylabel("gap before each token of the eight streams, ms", fontsize=10)
-    figure.suptitle("What one 1,800-token prompt does to eight running streams", fontsize=12)
+    figure.supylabel("gap before each token, ms", fontsize=10)
+    figure.suptitle("What one long prompt (shaded) does to running streams", fontsize=12)
     figure.tight_layout(h_pad=0.4)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)

@@ -2,17 +2,22 @@
 
 `spin` takes each core for a moment and counts the time in which it did not run. `CpuMeter` tells,
 for a span of a bench, how many cores went to processes that are not the bench's own, and how much
-the hypervisor took.
+the hypervisor took. `read_gb_per_s` is what bounds decode: every step reads all weights once.
 """
 
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
+import numpy as np
 import psutil
 
 # A read of the clock takes well under a microsecond; a longer pause means something else ran.
 PAUSE_S = 20e-6
+# Several times what the caches of one core hold.
+READ_BYTES = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +31,8 @@ class Spin:
 
 def spin(core: int, seconds: float) -> Spin:
     """Spin on one core for `seconds` at this process's niceness; restores the affinity."""
-    cores = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {core})
-    try:
-        stolen_s = longest_s = 0.0
+    stolen_s = longest_s = 0.0
+    with _pinned(core):
         previous_s = started_s = time.perf_counter()
         while previous_s - started_s < seconds:
             now_s = time.perf_counter()
@@ -37,9 +40,30 @@ def spin(core: int, seconds: float) -> Spin:
                 stolen_s += now_s - previous_s
                 longest_s = max(longest_s, now_s - previous_s)
             previous_s = now_s
+    return Spin(core, stolen_s / (previous_s - started_s), longest_s * 1e3)
+
+
+def read_gb_per_s(core: int, num_bytes: int = READ_BYTES) -> float:
+    """How fast one core reads memory: the best of three sums, in GB (10^9 bytes) per second."""
+    values = np.ones(num_bytes // 8)
+    with _pinned(core):
+        seconds = []
+        for _ in range(3):
+            started_s = time.perf_counter()
+            values.sum()
+            seconds.append(time.perf_counter() - started_s)
+    return values.nbytes / min(seconds) / 1e9
+
+
+@contextmanager
+def _pinned(core: int) -> Iterator[None]:
+    """This thread on one core while the context lasts."""
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {core})
+    try:
+        yield
     finally:
         os.sched_setaffinity(0, cores)
-    return Spin(core, stolen_s / (previous_s - started_s), longest_s * 1e3)
 
 
 @dataclass(frozen=True, slots=True)

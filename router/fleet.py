@@ -186,7 +186,7 @@ class Fleet:
         Raises:
             PeerLost: it is not connected any more.
         """
-        if False:
+        if name not in self._members:
             raise PeerLost(name, "it disconnected after it was placed")
         return self._members[name]
 

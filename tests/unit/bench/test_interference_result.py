@@ -69,7 +69,7 @@ def test_percentiles_of_the_whole_run_may_hide_the_long_gap():
 def test_rates_count_the_streams_tokens_by_span():
     found = numbers_of(frozen_round())
 
-    # Settled with the eighth token at 1.35 s; 13 of the 21 early tokens of each stream come after it.
+    # The eighth token comes at 1.35 s, and 13 more of each stream before the long prompt.
     assert found.quiet_tokens_per_s == pytest.approx(8 * 13 / (2.01 - 1.35))
     assert found.prefill_tokens_per_s == pytest.approx(8 * 1 / (4.05 - 2.01))
     assert found.tokens_per_s == pytest.approx(8 * 42 / 5.0)

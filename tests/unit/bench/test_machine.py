@@ -2,7 +2,7 @@
 
 import os
 
-from bench.machine import CpuMeter, spin
+from bench.machine import CpuMeter, read_gb_per_s, spin
 
 
 def test_spinning_restores_the_affinity_and_counts_shares():
@@ -24,3 +24,10 @@ def test_work_of_this_process_counts_as_its_own():
 
     assert use.own_cores > 0.0
     assert use.other_cores >= 0.0
+
+
+def test_reading_memory_has_a_speed_and_restores_the_affinity():
+    cores = os.sched_getaffinity(0)
+
+    assert read_gb_per_s(min(cores), num_bytes=1 << 20) > 0.0
+    assert os.sched_getaffinity(0) == cores

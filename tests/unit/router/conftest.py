@@ -6,7 +6,7 @@ from core.clock import ManualClock
 from core.worker import Role
 from router import fleet as fleet_module
 from router.fleet import Fleet
-from tests.unit.router.doubles import HEARTBEAT_TIMEOUT_S, FakeCluster, until
+from tests.unit.router.doubles import WORKER_TIMEOUT_S, FakeCluster, until
 
 
 @pytest.fixture
@@ -14,7 +14,6 @@ def cluster(monkeypatch):
     cluster = FakeCluster()
     monkeypatch.setattr(fleet_module, "Peer", cluster.connect)
     monkeypatch.setattr(fleet_module, "RECONNECT_S", 0.0)
-    monkeypatch.setattr(fleet_module, "HEARTBEAT_TIMEOUT_S", HEARTBEAT_TIMEOUT_S)
     return cluster
 
 
@@ -26,7 +25,7 @@ def clock():
 @pytest.fixture
 async def fleet(cluster, clock):
     """Whatever the test started in `cluster` joins with `join`."""
-    async with Fleet(clock) as fleet:
+    async with Fleet(clock, worker_timeout_s=HEARTBEAT_TIMEOUT_S) as fleet:
         yield fleet
 
 

@@ -7,7 +7,7 @@ dispatcher above it are the real ones. A worker does nothing by itself; the test
 import asyncio
 import itertools
 
-from core.errors import PeerLost
+from core.errors import DeadlineExceeded, PeerLost
 from core.layout import Dtype, KVLayout
 from core.request import FinishReason, Request, RequestId, SamplingParams
 from core.timeline import DecodeReport, PrefillReport, TransferReport
@@ -30,6 +30,7 @@ TRANSFER_REPORT = TransferReport("memory", 512, 2, push_s=0.75, exposed_s=0.25)
 DECODE_REPORT = DecodeReport(slot_wait_s=0.125, decode_s=2.0)
 DONE = DecodeDone(FinishReason.LENGTH, DECODE_REPORT)
 END = object()
+WORKER_TIMEOUT_S = 5.0
 
 
 def make_request(request_id="r", *, num_prompt_tokens=6, deadline_s=1e9, **sampling):
@@ -128,7 +129,8 @@ class FakeWorker:
         self.calls = []
         self.num_open_calls = 0
         self.refusal = None
-        self._death = asyncio.Event()
+        self.num_heartbeats = 0
+        self._heartbeats = asyncio.Queue()
 
     @property
     def commands(self):
@@ -143,14 +145,18 @@ class FakeWorker:
 
     def die(self, why="killed"):
         self.refusal = PeerLost(self.info.name, why)
-        self._death.set()
+        self._heartbeats.put_nowait(self.refusal)
         self.stream.say(self.refusal)
         for call in self.calls:
             call.say(self.refusal)
 
-    async def wait_for_death(self):
-        await self._death.wait()
-        raise self.refusal
+    def leave_heartbeat_unanswered(self):
+        self._heartbeats.put_nowait(DeadlineExceeded("no answer"))
+
+    async def heartbeat(self):
+        """Ends only as the test says; each is one status call of the fleet."""
+        self.num_heartbeats += 1
+        raise await self._heartbeats.get()
 
 
 class FakePeer:
@@ -160,7 +166,6 @@ class FakePeer:
         self.address = worker.address
         self.is_closed = False
         self._worker = worker
-        self._num_statuses = 0
 
     async def info(self, timeout_s):
         if self._worker.refusal is not None:
@@ -168,12 +173,10 @@ class FakePeer:
         return self._worker.info
 
     async def status(self, timeout_s):
-        """At once the first time; the next heartbeat comes back only as the worker's death."""
-        self._num_statuses += 1
         if self._worker.refusal is not None:
             raise self._worker.refusal
-        if timeout_s == HEARTBEAT_TIMEOUT_S:
-            await self._worker.wait_for_death()
+        if timeout_s == WORKER_TIMEOUT_S:
+            await self._worker.heartbeat()
         return make_status(self._worker.info)
 
     def session(self):
@@ -192,9 +195,6 @@ class FakePeer:
 
     async def close(self):
         self.is_closed = True
-
-
-HEARTBEAT_TIMEOUT_S = 5.0
 
 
 class FakeCluster:

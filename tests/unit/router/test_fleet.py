@@ -8,6 +8,7 @@ from router.fleet import Fleet, Mailbox
 from tests.unit.router.doubles import (
     END,
     PREFILL_REPORT,
+    WORKER_TIMEOUT_S,
     make_request,
     reserved,
     token,
@@ -148,10 +149,30 @@ class TestALostDecodeWorker:
             assert fleet.decode("decode-0").num_requests == 0
 
 
-async def test_a_prefill_worker_that_falls_silent_is_no_member(fleet, join):
+async def test_a_prefill_worker_whose_connection_breaks_is_no_member(fleet, join):
     worker = await join("prefill-0", Role.PREFILL)
-    worker.die("silent")
+    worker.die()
     await until(lambda: fleet.members(Role.PREFILL) == [])
+
+
+@pytest.mark.parametrize("role", Role)
+async def test_a_worker_that_says_nothing_at_all_is_lost(fleet, join, clock, role):
+    worker = await join("worker-0", role)
+    clock.advance(WORKER_TIMEOUT_S)
+    worker.leave_heartbeat_unanswered()
+    await until(lambda: fleet.members(role) == [])
+
+
+async def test_tokens_are_a_sign_of_life_while_the_heartbeat_is_late(fleet, join, clock):
+    worker = await join("decode-0")
+    mailbox = Mailbox(clock)
+    with fleet.decode("decode-0").receiving("r", mailbox):
+        clock.advance(WORKER_TIMEOUT_S)
+        worker.update(token(0))
+        await mailbox.get()
+        worker.leave_heartbeat_unanswered()
+        await until(lambda: worker.num_heartbeats == 2)
+        assert [m.info for m in fleet.members(Role.DECODE)] == [worker.info]
 
 
 async def test_a_removed_worker_is_forgotten_and_its_connection_closed(fleet, cluster, join):
@@ -163,7 +184,7 @@ async def test_a_removed_worker_is_forgotten_and_its_connection_closed(fleet, cl
 
 
 async def test_leaving_closes_every_connection(cluster, clock):
-    async with Fleet(clock) as fleet:
+    async with Fleet(clock, worker_timeout_s=WORKER_TIMEOUT_S) as fleet:
         for name in ("decode-0", "decode-1"):
             fleet.add(cluster.start(name).address)
         await until(lambda: len(fleet.members(Role.DECODE)) == 2)
