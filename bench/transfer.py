@@ -59,7 +59,10 @@ class Case:
     def spans(self) -> tuple[Span, ...]:
         """The pieces of the handoff."""
         return plan_spans(
-            self.layout, first_block=0, num_blocks=self.num_blocks, max_bytes=SLOT_BYTES
+            self.layout,
+            layers=range(self.layout.num_layers),
+            blocks=range(self.num_blocks),
+            max_bytes=SLOT_BYTES,
         )
 
     def block_ids(self, seed: int) -> list[int]:

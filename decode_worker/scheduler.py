@@ -2,7 +2,8 @@
 
 One rule per mode:
 
-- disaggregated: one token for each running sequence, nothing else.
+- disaggregated: one token for each running sequence; prompts come in through handoffs. One that
+  a router wants read here all the same is read as in chunked.
 - chunked: one token for each running sequence first, then prompt chunks from what is left of the
   token budget, oldest prompt first (Sarathi-Serve, OSDI'24, s.4.2).
 - colocated: whole prompts first, as many as the token budget takes but at least one, in a step of
@@ -51,12 +52,9 @@ class Scheduler:
             Empty only when both lists are.
         """
         decodes = tuple(Share(request_id, 1) for request_id in running[: self._max_num_sequences])
-        match self._mode:
-            case Mode.COLOCATED if prompts:
-                return self._whole(prompts)
-            case Mode.CHUNKED if prompts:
-                return decodes + self._chunks(prompts, len(decodes))
-        return decodes
+        if self._mode is Mode.COLOCATED and prompts:
+            return self._whole(prompts)
+        return decodes + self._chunks(prompts, len(decodes))
 
     def _whole(self, prompts: Sequence[Prompt]) -> tuple[Share, ...]:
         shares: list[Share] = []

@@ -195,6 +195,7 @@ class DecodeWorker:
                 self._give_back(sequence)
             else:
                 self._fail(sequence, error, now_s)
+        self._grant(now_s)
 
     def take_updates(self) -> dict[str, DecodeUpdate]:
         """What each session has to be told since the last call."""

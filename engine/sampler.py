@@ -27,7 +27,7 @@ def sample(
     temperature 0 takes the largest logit, the lowest id of equals. Otherwise temperature, top_k,
     top_p in this order, in float32; tokens that tie with the last one kept are kept too.
     """
-    token_ids: list[int] = logits_BV.argmax(dim=-1).tolist()
+    token_ids: list[int] = logits_BV.float().argmax(dim=-1).tolist()
     rows = [row for row, p in enumerate(params) if p.temperature > 0]
     if not rows:
         return token_ids

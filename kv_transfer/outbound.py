@@ -5,7 +5,8 @@ on the link's control stream, in order. Not thread-safe: the prefill worker call
 lock of its link.
 
 1. `begin` asks decode for the right to write; prefill computes meanwhile.
-2. `computed` reports progress; blocks that are complete become pieces.
+2. `layers_computed` and `computed` report progress; what is complete becomes pieces, layer group
+   by layer group while a chunk is still in its later layers.
 3. `next_piece` hands one out, the backend sends it, `sent` returns its header.
 4. When all pieces are out, `sent` (or `granted`, if there is nothing to ship) adds the Seal.
 5. Sealed ends it well. All else ends in FAILED, after the send in progress has returned.
@@ -19,7 +20,7 @@ from core.errors import TransferFailed, TransferFailure
 from core.layout import KVLayout
 from core.timeline import TransferReport
 from kv_transfer.message import Abort, AbortAck, Begin, Seal, ToDecode
-from kv_transfer.plan import Piece, PieceId, Reservation, Span, plan_spans, span_bytes
+from kv_transfer.plan import Piece, PieceId, PieceSizes, Reservation, Span, plan_spans, span_bytes
 
 
 class OutboundState(Enum):
@@ -77,7 +78,7 @@ class OutboundTransfer:
         *,
         layout: KVLayout,
         backend: str,
-        max_piece_bytes: int,
+        sizes: PieceSizes,
         deadline_s: float,
     ) -> None:
         self.reservation = reservation
@@ -86,9 +87,11 @@ class OutboundTransfer:
         self.deadline_s = deadline_s
         self._layout = layout
         self._backend = backend
-        self._max_piece_bytes = max_piece_bytes
+        self._sizes = sizes
         self._shipped = reservation.shipped_blocks(layout)
-        self._num_planned_blocks = 0
+        # Of the blocks from _next_block on, layers below _next_layer are planned already.
+        self._next_block = self._shipped.start
+        self._next_layer = 0
         self._spans: deque[Span] = deque()
         self._source_block_ids: tuple[int, ...] = ()
         self._num_handed_out = 0
@@ -127,30 +130,31 @@ class OutboundTransfer:
     ) -> tuple[ToDecode, ...]:
         """The KV cache of the prompt's first `num_tokens` tokens lies in `source_block_ids`.
 
-        Only whole blocks are shipped before the prompt's end, each block once, so that the bytes
-        do not depend on the chunk size.
+        Only whole blocks are shipped before the prompt's end, each layer of each block once, so
+        that the bytes do not depend on the chunk size.
         """
         if self.state not in _ACTIVE:
             return ()
-        is_last = num_tokens == self.reservation.num_prompt_tokens
-        stop = self._shipped.stop if is_last else num_tokens // self._layout.block_size
-        first = self._shipped.start + self._num_planned_blocks
-        num_blocks = max(0, stop - first)
-        self._source_block_ids = source_block_ids
-        self._num_planned_blocks += num_blocks
-        self._spans.extend(
-            plan_spans(
-                self._layout,
-                first_block=first,
-                num_blocks=num_blocks,
-                max_bytes=self._max_piece_bytes,
-            )
-        )
-        if is_last:
+        self._plan(num_tokens, self._layout.num_layers, source_block_ids)
+        if num_tokens == self.reservation.num_prompt_tokens:
             self._computed_s = now_s
             assert first_token_id is not None, "the prompt's end comes with the first token"
             self._first_token_id = first_token_id
         return self._seal_if_all_sent()
+
+    def layers_computed(
+        self, num_tokens: int, num_layers: int, source_block_ids: tuple[int, ...]
+    ) -> None:
+        """A step that will make `num_tokens` tokens complete has done its first `num_layers` layers.
+
+        Waits until at least `sizes.min_bytes` are ready, so that small prompts go as one piece.
+        """
+        if self.state not in _ACTIVE:
+            return
+        num_blocks = self._stop_block(num_tokens) - self._next_block
+        ready = (num_layers - self._next_layer) * num_blocks * 2 * self._layout.page_bytes
+        if num_blocks > 0 and ready >= self._sizes.min_bytes:
+            self._plan(num_tokens, num_layers, source_block_ids)
 
     def next_piece(self, now_s: float) -> PieceToSend | None:
         """The piece to send now; None while there is none, or one is already in progress."""
@@ -252,6 +256,30 @@ class OutboundTransfer:
             push_s=self._sealed_s - first_send_s,
             exposed_s=self._sealed_s - self._computed_s,
         )
+
+    def _stop_block(self, num_tokens: int) -> int:
+        """First block that is not complete with `num_tokens` tokens."""
+        if num_tokens == self.reservation.num_prompt_tokens:
+            return self._shipped.stop
+        return num_tokens // self._layout.block_size
+
+    def _plan(self, num_tokens: int, num_layers: int, source_block_ids: tuple[int, ...]) -> None:
+        """Turn layers [_next_layer, num_layers) of the blocks that become complete into spans."""
+        stop = self._stop_block(num_tokens)
+        self._source_block_ids = source_block_ids
+        if stop > self._next_block:
+            self._spans.extend(
+                plan_spans(
+                    self._layout,
+                    layers=range(self._next_layer, num_layers),
+                    blocks=range(self._next_block, stop),
+                    max_bytes=self._sizes.max_bytes,
+                )
+            )
+            self._next_layer = num_layers
+        if num_layers == self._layout.num_layers:
+            self._next_layer = 0
+            self._next_block = max(self._next_block, stop)
 
     def _seal_if_all_sent(self) -> tuple[ToDecode, ...]:
         is_all_sent = self._computed_s is not None and not self._spans and self._in_progress is None

@@ -11,7 +11,7 @@ from core.layout import KVLayout
 from core.link import Piece, PieceId, Span
 from core.request import RequestId
 
-__all__ = ["Piece", "PieceId", "Reservation", "Span", "plan_spans", "span_bytes"]
+__all__ = ["Piece", "PieceId", "PieceSizes", "Reservation", "Span", "plan_spans", "span_bytes"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,30 +33,42 @@ class Reservation:
         return range(self.num_cached_blocks, layout.num_blocks(self.num_prompt_tokens))
 
 
+@dataclass(frozen=True, slots=True)
+class PieceSizes:
+    """Bounds of a piece in bytes.
+
+    min_bytes: layers of a chunk that is still being computed wait until this much is ready; what
+    completes a chunk goes at once, however small. max_bytes: the backend's limit.
+    """
+
+    min_bytes: int
+    max_bytes: int
+
+
 def span_bytes(layout: KVLayout, span: Span) -> int:
     """Bytes of the span's pages."""
     return span.num_layers * span.num_blocks * 2 * layout.page_bytes
 
 
 def plan_spans(
-    layout: KVLayout, *, first_block: int, num_blocks: int, max_bytes: int
+    layout: KVLayout, *, layers: range, blocks: range, max_bytes: int
 ) -> tuple[Span, ...]:
-    """Spans that cover all layers of the blocks exactly once, cut by layers, then by blocks.
+    """Spans that cover these layers of these blocks exactly once, cut by layers, then by blocks.
 
     Each is at most `max_bytes`, unless one layer of one block is already more: that is the
     smallest span there is. Sizes differ as little as possible.
     """
-    if num_blocks == 0:
+    if not layers or not blocks:
         return ()
     layer_of_block_bytes = 2 * layout.page_bytes
-    layers_per_span = max(1, max_bytes // (num_blocks * layer_of_block_bytes))
-    blocks_per_span = num_blocks
+    layers_per_span = max(1, max_bytes // (len(blocks) * layer_of_block_bytes))
+    blocks_per_span = len(blocks)
     if layers_per_span == 1:
         blocks_per_span = max(1, max_bytes // layer_of_block_bytes)
     return tuple(
-        Span(first_layer, num_layers, first_block + offset, num_span_blocks)
-        for first_layer, num_layers in _even_cuts(layout.num_layers, layers_per_span)
-        for offset, num_span_blocks in _even_cuts(num_blocks, blocks_per_span)
+        Span(layers.start + first_layer, num_layers, blocks.start + first_block, num_blocks)
+        for first_layer, num_layers in _even_cuts(len(layers), layers_per_span)
+        for first_block, num_blocks in _even_cuts(len(blocks), blocks_per_span)
     )
 
 

@@ -22,7 +22,7 @@ from core.timeline import TransferReport
 from core.worker import LinkStatus
 from kv_transfer.backend import Sender
 from kv_transfer.outbound import OutboundTransfer
-from prefill_worker.worker import Computed
+from prefill_worker.worker import Computed, LayersComputed
 from twophase.peer import Duplex, lost
 
 
@@ -59,6 +59,11 @@ class Handoff:
                 computed.first_token_id,
             )
         )
+        self._link.changed(self)
+
+    def layers_computed(self, computed: LayersComputed) -> None:
+        """Push what a step has ready while it computes its later layers."""
+        self.transfer.layers_computed(computed.num_tokens, computed.num_layers, computed.block_ids)
         self._link.changed(self)
 
     async def sealed(self) -> TransferReport:

@@ -19,6 +19,7 @@ from core.errors import InvariantBroken, TwophaseError
 from core.request import Request, RequestId
 from core.worker import FirstToken, PrefillEvent, RemoteReservation, Role, WorkerInfo, WorkerStatus
 from engine.runner import Runner
+from prefill_worker.link import Handoff
 from prefill_worker.link_pool import LinkPool
 from prefill_worker.worker import Computed, PrefillWorker
 from twophase import worker_wire
@@ -48,12 +49,14 @@ class PrefillService(pb_grpc.WorkerServicer, pb_grpc.PrefillWorkerServicer):
         self._device = device
         self._clock = clock
         self._work = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
+        self._handoffs: dict[RequestId, Handoff] = {}
         self._progress: dict[RequestId, asyncio.Queue[Computed | TwophaseError]] = {}
         self._log = logging.getLogger("twophase.prefill_worker")
 
     async def run_device(self) -> None:
         """Run steps while there is work; never returns."""
-        loop = asyncio.get_running_loop()
+        loop = self._loop
         while True:
             steps = self._worker.next_steps()
             if not steps:
@@ -61,7 +64,9 @@ class PrefillService(pb_grpc.WorkerServicer, pb_grpc.PrefillWorkerServicer):
                 await self._work.wait()
                 continue
             try:
-                result = await loop.run_in_executor(self._device, self._runner.step, steps)
+                result = await loop.run_in_executor(
+                    self._device, self._runner.step, steps, self._on_layer
+                )
             except InvariantBroken:
                 raise
             except Exception as error:  # root of the device loop: the batch fails, not the worker
@@ -93,6 +98,7 @@ class PrefillService(pb_grpc.WorkerServicer, pb_grpc.PrefillWorkerServicer):
         handoff = None
         try:
             handoff = await self._links.begin(request, reservation)
+            self._handoffs[request.request_id] = handoff
             handoff.on_failure(progress.put_nowait)
             is_prompt_done = False
             while not is_prompt_done:
@@ -106,6 +112,7 @@ class PrefillService(pb_grpc.WorkerServicer, pb_grpc.PrefillWorkerServicer):
             yield await handoff.sealed()
         finally:
             del self._progress[request.request_id]
+            self._handoffs.pop(request.request_id, None)
             if handoff is not None:
                 await handoff.close()
             self._worker.release(request.request_id)
@@ -142,6 +149,16 @@ class PrefillService(pb_grpc.WorkerServicer, pb_grpc.PrefillWorkerServicer):
             num_waiting_prompt_tokens=self._worker.num_waiting_tokens,
             links=self._links.statuses,
         )
+
+    def _on_layer(self, layer: int) -> None:
+        """Called in the device's thread once a layer's KV is written."""
+        self._loop.call_soon_threadsafe(self._layer_computed, layer + 1)
+
+    def _layer_computed(self, num_layers: int) -> None:
+        for computed in self._worker.layer_computed(num_layers):
+            handoff = self._handoffs.get(computed.request_id)
+            if handoff is not None:
+                handoff.layers_computed(computed)
 
     def _tell(self, request_id: RequestId, progress: Computed | TwophaseError) -> None:
         queue = self._progress.get(request_id)

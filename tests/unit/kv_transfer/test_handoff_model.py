@@ -32,7 +32,7 @@ from kv_transfer.message import (
     TransferRefused,
 )
 from kv_transfer.outbound import OutboundState, OutboundTransfer
-from kv_transfer.plan import Piece, Reservation
+from kv_transfer.plan import Piece, PieceSizes, Reservation
 
 FOREVER_S = 1e9
 DECODE_FINAL = (InboundState.SEALED, InboundState.CLOSED)
@@ -51,7 +51,7 @@ class World:
             reservation,
             layout=layout,
             backend="memory",
-            max_piece_bytes=2 * layout.page_bytes,
+            sizes=PieceSizes(1, 2 * layout.page_bytes),
             deadline_s=1.0,
         )
         self.decode = InboundTransfer(reservation, layout=layout, lease_until_s=1.0)

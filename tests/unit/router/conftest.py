@@ -14,6 +14,7 @@ def cluster(monkeypatch):
     cluster = FakeCluster()
     monkeypatch.setattr(fleet_module, "Peer", cluster.connect)
     monkeypatch.setattr(fleet_module, "RECONNECT_S", 0.0)
+    monkeypatch.setattr(fleet_module, "HEARTBEAT_S", 0.0)
     return cluster
 
 
@@ -25,7 +26,7 @@ def clock():
 @pytest.fixture
 async def fleet(cluster, clock):
     """Whatever the test started in `cluster` joins with `join`."""
-    async with Fleet(clock, worker_timeout_s=HEARTBEAT_TIMEOUT_S) as fleet:
+    async with Fleet(clock, worker_timeout_s=WORKER_TIMEOUT_S) as fleet:
         yield fleet
 
 
