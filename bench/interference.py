@@ -13,9 +13,10 @@ replicas x threads; 1+1 is one prefill and one decode worker, each with a core o
 import argparse
 import asyncio
 import random
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pydantic import ByteSize
@@ -27,8 +28,9 @@ from bench.load import StreamLog, random_prompt, stream
 from bench.machine import CpuMeter, read_gb_per_s, spin
 from bench.report import print_report
 from core.config import ClusterConfig, DecodeConfig, EngineConfig, Mode, PrefillConfig, RouterConfig
-from core.errors import PeerLost
+from core.errors import PeerLost, TwophaseError
 from core.layout import Dtype
+from core.model_path import DEFAULT_MODEL
 from deploy.local_cluster import local_cluster
 from deploy.model_store import fetch_model
 from twophase.client import AsyncClient
@@ -41,7 +43,7 @@ ARRIVAL_TOKENS = 60
 WARM_UP_TOKENS = 24
 KV_CACHE = ByteSize(320 << 20)
 READY_TIMEOUT_S, READY_POLL_S = 60.0, 0.2
-REQUEST_TIMEOUT_S = 120.0
+REQUEST_TIMEOUT_S = 60.0
 SPIN_S = 0.5
 NOISY_CORES = 0.1
 TABLE_WIDTH = 100
@@ -152,20 +154,41 @@ async def warm_up(client: AsyncClient, generator: random.Random, num_replicas: i
     return vocab_size
 
 
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """All rounds of one setup, and what became of those that failed."""
+
+    setup: Setup
+    rounds: list[Observation] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+
+    def result(self) -> Result:
+        """The numbers; needs a round."""
+        return Result(
+            self.setup.name,
+            tuple(numbers_of(observation) for observation in self.rounds),
+            self.setup.peer,
+            has_limits=self.setup.mode is Mode.DISAGGREGATED,
+        )
+
+
 async def measure(
-    addresses: Sequence[str], setups: Sequence[Setup], *, num_rounds: int, seed: int
-) -> list[list[Observation]]:
-    """Warm all clusters up, then let them take turns; one list of rounds per setup."""
+    clusters: Sequence[tuple[Setup, str]], *, num_rounds: int, seed: int
+) -> list[Seen]:
+    """Warm all clusters up, then let them take turns; clusters are setups with their addresses."""
     generator = random.Random(seed)
-    seen: list[list[Observation]] = [[] for _ in setups]
-    for number in range(num_rounds + 1):
-        for setup, address, rounds in zip(setups, addresses, seen, strict=True):
+    seen = [Seen(setup) for setup, _ in clusters]
+    for setup, address in clusters:
+        async with AsyncClient(address) as client:
+            await warm_up(client, generator, setup.replicas)
+    for number in range(1, num_rounds + 1):
+        for of_setup, (_, address) in zip(seen, clusters, strict=True):
             async with AsyncClient(address) as client:
-                if number == 0:
-                    await warm_up(client, generator, setup.replicas)
-                    continue
                 vocab_size = (await client.model()).vocab_size
-                rounds.append(await observe(client, generator, vocab_size))
+                try:
+                    of_setup.rounds.append(await observe(client, generator, vocab_size))
+                except* TwophaseError as group:
+                    of_setup.failures.append(f"round {number}: {group.exceptions[0]}")
     return seen
 
 
@@ -191,82 +214,82 @@ def core_line(core: int) -> str:
     )
 
 
-def remarks(seen: dict[str, list[Observation]]) -> list[str]:
+def remarks(seen: Sequence[Seen]) -> list[str]:
     """What a reader must know before believing the numbers."""
-    lines = []
-    for name, rounds in seen.items():
-        others = [r.cpu.other_cores + r.cpu.stolen_cores for r in rounds]
-        if max(others) > NOISY_CORES:
-            shown = ", ".join(f"{cores:.2f}" for cores in others)
-            lines.append(f"noisy: {name}: other work took {shown} cores of {len(CORES)} by round")
-        if not all(r.is_covered for r in rounds):
-            lines.append(f"short: {name}: streams ended before the long prompt was running")
-        together = [a for r in rounds for log in r.streams for a in log.arrivals]
-        num_joined = sum(a.num_tokens > 1 for a in together)
-        if num_joined:
-            lines.append(
-                f"joined: {name}: {num_joined} of {len(together)} messages carried more than one "
-                "token; the later ones count as gaps of 0"
-            )
-    return lines
+    return [remark for of_setup in seen for remark in _remarks_on(of_setup)]
+
+
+def _remarks_on(seen: Seen) -> Iterator[str]:
+    name = seen.setup.name
+    for failure in seen.failures:
+        yield f"failed: {name}: {failure}"
+    others = [r.cpu.other_cores + r.cpu.stolen_cores for r in seen.rounds]
+    if max(others, default=0.0) > NOISY_CORES:
+        shown = ", ".join(f"{cores:.2f}" for cores in others)
+        yield f"noisy: {name}: other work took {shown} cores of {len(CORES)} by round"
+    if not all(r.is_covered for r in seen.rounds):
+        yield f"short: {name}: streams ended before the long prompt was running"
+    messages = [a for r in seen.rounds for log in r.streams for a in log.arrivals]
+    num_joined = sum(message.num_tokens > 1 for message in messages)
+    if num_joined:
+        yield (
+            f"joined: {name}: {num_joined} of {len(messages)} messages carried more than one "
+            "token; the later ones count as gaps of 0"
+        )
 
 
 def run(
     setups: Sequence[Setup], *, num_rounds: int, seed: int, chunk_tokens: int, console: Console
-) -> dict[str, list[Observation]]:
-    """Start all clusters, measure, stop them; rounds by the setup's name."""
-    model = str(fetch_model("smollm2-135m-instruct"))
+) -> list[Seen]:
+    """Start all clusters, measure, stop them."""
+    model = str(fetch_model(DEFAULT_MODEL))
     with ExitStack() as stack:
         status = stack.enter_context(console.status("starting clusters"))
-        addresses = []
+        clusters = []
         for setup in setups:
             config = setup.config(model=model, chunk_tokens=chunk_tokens)
             cluster = stack.enter_context(local_cluster(config, tell=status.update))
-            addresses.append(cluster.address)
+            clusters.append((setup, cluster.address))
         status.update("measuring")
-        seen = asyncio.run(measure(addresses, setups, num_rounds=num_rounds, seed=seed))
-    return {setup.name: rounds for setup, rounds in zip(setups, seen, strict=True)}
+        return asyncio.run(measure(clusters, num_rounds=num_rounds, seed=seed))
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure and print the report."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure and print the report; returns the exit code, 1 if a setup has no round."""
+    options = _parse(arguments)
+    console = Console()
+    console.width = max(console.width, TABLE_WIDTH)
+    for core in CORES:
+        console.print(core_line(core))
+    seen = run(
+        [setup for setup in SETUPS if options.only in setup.name],
+        num_rounds=options.rounds,
+        seed=options.seed,
+        chunk_tokens=options.chunk_tokens,
+        console=console,
+    )
+    measured = [of_setup for of_setup in seen if of_setup.rounds]
+    results = [of_setup.result() for of_setup in measured]
+    if options.figure is not None:
+        from bench.interference_figure import draw
+
+        draw({one.setup.name: one.rounds[0] for one in measured}, options.figure)
+    console.print(overview(results))
+    for line in remarks(seen):
+        console.print(line)
+    print_report("Interference", [row for result in results for row in result.rows()])
+    return 0 if len(measured) == len(seen) else 1
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="bench.interference", description=__doc__)
     parser.add_argument("--rounds", type=int, default=3, help="rounds per setup (median)")
     parser.add_argument("--seed", type=int, default=1, help="of the prompts")
     parser.add_argument("--chunk-tokens", type=int, default=256, help="step budget, mode chunked")
     parser.add_argument("--only", default="", help="setups whose name holds this")
     parser.add_argument("--figure", type=Path, help="write gaps over time to this .png")
-    options = parser.parse_args(arguments)
-    console = Console()
-    console.width = max(console.width, TABLE_WIDTH)
-    for core in CORES:
-        console.print(core_line(core))
-    setups = [setup for setup in SETUPS if options.only in setup.name]
-    seen = run(
-        setups,
-        num_rounds=options.rounds,
-        seed=options.seed,
-        chunk_tokens=options.chunk_tokens,
-        console=console,
-    )
-    results = [
-        Result(
-            setup.name,
-            tuple(numbers_of(observation) for observation in seen[setup.name]),
-            setup.peer,
-            has_limits=setup.mode is Mode.DISAGGREGATED,
-        )
-        for setup in setups
-    ]
-    if options.figure is not None:
-        from bench.interference_figure import draw
-
-        draw({name: rounds[0] for name, rounds in seen.items()}, options.figure)
-    console.print(overview(results))
-    for line in remarks(seen):
-        console.print(line)
-    print_report("Interference", [row for result in results for row in result.rows()])
+    return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -149,11 +149,15 @@ class Progress:
 class Usage:
     """Tokens of one request.
 
-    Of the prompt, num_prefill_cached_tokens were found in the prefilling worker's prefix cache,
-    and num_decode_cached_tokens already lay at the decode worker and were not shipped.
+    num_prefill_cached_tokens of the prompt were found in the prefilling worker's prefix cache. The
+    last three say where decode's KV cache of the prompt came from: its own prefix cache, a
+    handoff, or a prefill at the decode worker itself. They add up to the prompt, or are all zero
+    when the answer was complete with its first token and decode needed no KV cache.
     """
 
     num_prompt_tokens: int
     num_output_tokens: int
     num_prefill_cached_tokens: int = 0
     num_decode_cached_tokens: int = 0
+    num_transferred_tokens: int = 0
+    num_local_prefill_tokens: int = 0

@@ -84,6 +84,23 @@ class WorkerStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class BlockHolder:
+    """Blocks of a worker that are not free, and for whom.
+
+    state says in one word what they wait for: "waiting" holds none yet, "receiving" a KV cache,
+    "computing" or "running" the device, "pushing" the other side, "quarantined" a writer that is
+    not fenced. age_s is the time since the blocks were taken.
+    """
+
+    worker: WorkerName
+    request_id: RequestId
+    state: str
+    num_blocks: int
+    epoch: int
+    age_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class RemoteReservation:
     """Blocks at a decode worker that wait for one request's KV cache.
 

@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass, field
 
-from core.request import Request
+from core.request import Request, WorkerName
 from core.timeline import DecodeReport, PrefillReport
+from core.worker import BlockHolder
 from engine.batch import SequenceStep
 from engine.block_pool import Reservation
 
@@ -46,6 +47,39 @@ class Sequence:
     def is_running(self) -> bool:
         """The prompt's KV cache is complete; each step gives one token."""
         return self.ready_s is not None
+
+    @property
+    def epoch(self) -> int:
+        """Epoch of its blocks; 0 while it has none."""
+        return self.reservation.epoch if self.reservation is not None else 0
+
+    @property
+    def state(self) -> str:
+        """One word, as in BlockHolder."""
+        if self.reservation is None:
+            return "waiting"
+        if self.is_running:
+            return "running"
+        if self.is_local:
+            return "computing"
+        return "quarantined" if self.is_ended else "receiving"
+
+    def holder(self, worker: WorkerName, now_s: float) -> BlockHolder:
+        """What it holds, for the audit."""
+        num_blocks = 0
+        if self.reservation is not None:
+            # Shared blocks of an ended sequence are given back; only fresh ones are fenced.
+            is_fenced = self.is_ended
+            held = self.reservation.fresh_block_ids if is_fenced else self.reservation.block_ids
+            num_blocks = len(held)
+        return BlockHolder(
+            worker=worker,
+            request_id=self.request.request_id,
+            state=self.state,
+            num_blocks=num_blocks,
+            epoch=self.epoch,
+            age_s=now_s - (self.granted_s or self.received_s),
+        )
 
     def step(self, num_tokens: int) -> SequenceStep:
         """Its share of a forward pass: the next `num_tokens` tokens without KV."""

@@ -21,7 +21,7 @@ from core.worker import CancelRequest, DecodeUpdate, Reserve, Role, WorkerInfo, 
 from decode_worker.link import LinkServer
 from decode_worker.worker import DecodeWorker
 from engine.runner import Runner
-from twophase import link_wire, worker_wire
+from twophase import link_wire, status_wire, worker_wire
 from twophase.server import Context
 from twophase.v1 import worker_pb2 as pb
 from twophase.v1 import worker_pb2_grpc as pb_grpc
@@ -134,7 +134,13 @@ class DecodeService(pb_grpc.WorkerServicer, pb_grpc.DecodeWorkerServicer):
     async def GetWorkerStatus(
         self, request: pb.GetWorkerStatusRequest, context: Context
     ) -> pb.WorkerStatus:
-        return worker_wire.status_to_wire(self.status())
+        return status_wire.status_to_wire(self.status())
+
+    async def ListBlocks(
+        self, request: pb.ListBlocksRequest, context: Context
+    ) -> pb.ListBlocksResponse:
+        holders = self._worker.holders(self._clock.now_s())
+        return pb.ListBlocksResponse(holders=map(status_wire.holder_to_wire, holders))
 
     def status(self) -> WorkerStatus:
         """What the worker holds."""

@@ -27,6 +27,7 @@ from core.errors import (
 )
 from core.request import RequestId
 from core.worker import (
+    BlockHolder,
     DecodeDone,
     DecodeUpdate,
     NewToken,
@@ -105,6 +106,11 @@ class DecodeWorker:
     def num_waiting_tokens(self) -> int:
         """Prompt tokens that are still to be read here."""
         return sum(s.num_remaining_prompt_tokens for s in self._sequences.values() if s.is_local)
+
+    def holders(self, now_s: float) -> list[BlockHolder]:
+        """Every request that waits for blocks or holds some, quarantine included."""
+        sequences = [*self._sequences.values(), *self._fencing.values()]
+        return [sequence.holder(self._info.name, now_s) for sequence in sequences]
 
     def reserve(self, session_id: str, command: Reserve, now_s: float) -> None:
         """Let a request wait for blocks, or refuse it; either is told to the session."""
@@ -223,7 +229,7 @@ class DecodeWorker:
                 self._start(outcome, now_s)
             case Failed():
                 sequence = self._sequences.get(outcome.request_id)
-                if sequence is not None and _epoch(sequence) == outcome.epoch:
+                if sequence is not None and sequence.epoch == outcome.epoch:
                     self._fail(sequence, outcome.error, now_s)
             case Closed():
                 self._fenced(outcome)
@@ -321,7 +327,7 @@ class DecodeWorker:
     def _fence(self, sequence: Sequence, now_s: float) -> None:
         """Quarantine the blocks of an unfinished handoff; `_fenced` frees them."""
         assert sequence.reservation is not None
-        request_id, epoch = sequence.request.request_id, sequence.reservation.epoch
+        request_id, epoch = sequence.request.request_id, sequence.epoch
         self.pool.quarantine(sequence.reservation.fresh_block_ids)
         self.pool.release(sequence.reservation.block_ids[: sequence.reservation.num_shared])
         self._fencing[request_id, epoch] = sequence
@@ -342,7 +348,3 @@ class DecodeWorker:
         assert sequence.reservation is not None
         self._publish(sequence)
         self.pool.release(sequence.reservation.block_ids)
-
-
-def _epoch(sequence: Sequence) -> int | None:
-    return sequence.reservation.epoch if sequence.reservation else None

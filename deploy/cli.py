@@ -23,7 +23,7 @@ from core.config import ClusterConfig, load_config
 from core.errors import TwophaseError
 from core.process import EXIT_REFUSED
 from core.worker import WorkerStatus
-from deploy.phase_bar import phase_bar, phase_legend, summary
+from deploy.phase_bar import duration, phase_bar, phase_legend, summary
 from twophase.client import Client, Prompt, Sampling
 
 DEFAULT_ADDRESS = "127.0.0.1:8100"
@@ -115,6 +115,37 @@ def status(address: Address = DEFAULT_ADDRESS) -> None:
                 f"link {worker.name} to {link.peer}: {link.backend} ({link.reason}), "
                 f"{link.num_bytes / 1e6:.1f} MB moved"
             )
+
+
+@app.command()
+def doctor(address: Address = DEFAULT_ADDRESS) -> None:
+    """List every KV block that is held, by whom and since when; exit code 1 if one is an orphan."""
+    with Client(address) as client:
+        audited = client.audit_blocks()
+        status = client.status()
+    table = Table(box=None)
+    for column in ("worker", "request", "state", "blocks", "epoch", "held for", ""):
+        table.add_column(column)
+    for holder, is_orphan in sorted(audited, key=lambda pair: -pair[0].age_s):
+        table.add_row(
+            holder.worker,
+            escape(holder.request_id),
+            holder.state,
+            str(holder.num_blocks),
+            str(holder.epoch),
+            duration(holder.age_s),
+            "[red]orphan[/]" if is_orphan else "",
+        )
+    out.print(table)
+    num_orphans = sum(is_orphan for _, is_orphan in audited)
+    num_held = sum(worker.num_used_blocks for worker in status.workers)
+    num_quarantined = sum(worker.num_quarantined_blocks for worker in status.workers)
+    out.print(
+        f"{num_held} blocks in use, {num_quarantined} in quarantine, {num_orphans} orphans",
+        style="red" if num_orphans else "green",
+    )
+    if num_orphans:
+        raise typer.Exit(1)
 
 
 @model_app.command("fetch")

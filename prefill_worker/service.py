@@ -22,7 +22,7 @@ from engine.runner import Runner
 from prefill_worker.link import Handoff
 from prefill_worker.link_pool import LinkPool
 from prefill_worker.worker import Computed, PrefillWorker
-from twophase import worker_wire
+from twophase import status_wire, worker_wire
 from twophase.server import Context, abort
 from twophase.v1 import worker_pb2 as pb
 from twophase.v1 import worker_pb2_grpc as pb_grpc
@@ -124,7 +124,13 @@ class PrefillService(pb_grpc.WorkerServicer, pb_grpc.PrefillWorkerServicer):
     async def GetWorkerStatus(
         self, request: pb.GetWorkerStatusRequest, context: Context
     ) -> pb.WorkerStatus:
-        return worker_wire.status_to_wire(self.status())
+        return status_wire.status_to_wire(self.status())
+
+    async def ListBlocks(
+        self, request: pb.ListBlocksRequest, context: Context
+    ) -> pb.ListBlocksResponse:
+        holders = self._worker.holders(self._info.name, self._clock.now_s())
+        return pb.ListBlocksResponse(holders=map(status_wire.holder_to_wire, holders))
 
     def status(self) -> WorkerStatus:
         """What the worker holds."""

@@ -17,8 +17,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from core.errors import InvalidRequest, Overloaded
-from core.request import Request, RequestId
+from core.request import Request, RequestId, WorkerName
 from core.timeline import PrefillReport
+from core.worker import BlockHolder
 from engine.batch import SequenceStep
 from engine.block_pool import BlockPool, Reservation
 from prefill_worker.scheduler import Candidate, Scheduler
@@ -96,6 +97,10 @@ class PrefillWorker:
     def num_waiting_tokens(self) -> int:
         """Prompt tokens that are still to be read."""
         return sum(s.num_remaining_tokens for s in self._sequences.values())
+
+    def holders(self, worker: WorkerName, now_s: float) -> list[BlockHolder]:
+        """Every prompt that waits for blocks or holds some."""
+        return [_holder(worker, sequence, now_s) for sequence in self._sequences.values()]
 
     def add(self, request: Request, now_s: float) -> None:
         """Let a prompt wait for its turn.
@@ -232,6 +237,22 @@ class PrefillWorker:
             sequence.reservation.block_ids,
             sequence.num_computed_tokens,
         )
+
+
+def _holder(worker: WorkerName, sequence: _Sequence, now_s: float) -> BlockHolder:
+    reservation = sequence.reservation
+    if reservation is None:
+        state = "waiting"
+    else:
+        state = "computing" if sequence.num_remaining_tokens > 0 else "pushing"
+    return BlockHolder(
+        worker=worker,
+        request_id=sequence.request.request_id,
+        state=state,
+        num_blocks=len(reservation.block_ids) if reservation is not None else 0,
+        epoch=reservation.epoch if reservation is not None else 0,
+        age_s=now_s - sequence.enqueued_s,
+    )
 
 
 def _step(sequence: _Sequence, num_tokens: int) -> SequenceStep:

@@ -22,6 +22,10 @@ class Admission:
         """Requests inside."""
         return len(self._active)
 
+    def is_active(self, request_id: RequestId) -> bool:
+        """Whether the request is inside."""
+        return request_id in self._active
+
     @contextmanager
     def admitted(self, request_id: RequestId) -> Iterator[None]:
         """Hold a place for the request while the context lasts.

@@ -136,14 +136,21 @@ class Answer:
         self._token_arrived_s = arrived_s
 
     def _usage(self, prefill: PrefillReport) -> Usage:
-        decode_cached = 0
-        if self._is_moved and self._reservation is not None:
-            decode_cached = self._reservation.num_shared_tokens
+        num_prompt_tokens = self._request.num_prompt_tokens
+        cached = transferred = local = 0
+        if not self._is_moved:
+            cached = prefill.num_cached_tokens
+            local = num_prompt_tokens - cached
+        elif self._transfer is not None and self._reservation is not None:
+            cached = self._reservation.num_shared_tokens
+            transferred = num_prompt_tokens - cached
         return Usage(
-            num_prompt_tokens=self._request.num_prompt_tokens,
+            num_prompt_tokens=num_prompt_tokens,
             num_output_tokens=len(self.log),
             num_prefill_cached_tokens=prefill.num_cached_tokens,
-            num_decode_cached_tokens=decode_cached,
+            num_decode_cached_tokens=cached,
+            num_transferred_tokens=transferred,
+            num_local_prefill_tokens=local,
         )
 
     def _phases(self, prefill: PrefillReport, now_s: float) -> Phases:

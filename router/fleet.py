@@ -16,6 +16,7 @@ from core.clock import Clock
 from core.errors import DeadlineExceeded, PeerLost, TwophaseError
 from core.request import Request, RequestId, WorkerName
 from core.worker import (
+    BlockHolder,
     CancelRequest,
     DecodeCommand,
     DecodeUpdate,
@@ -229,6 +230,12 @@ class Fleet:
         calls = [member.peer.status(timeout_s) for member in self._members.values()]
         results = await asyncio.gather(*calls, return_exceptions=True)
         return [result for result in results if isinstance(result, WorkerStatus)]
+
+    async def holders(self, timeout_s: float) -> list[BlockHolder]:
+        """Who holds blocks on each connected worker; one that does not answer is left out."""
+        calls = [member.peer.blocks(timeout_s) for member in self._members.values()]
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        return [holder for result in results if isinstance(result, list) for holder in result]
 
     async def _keep(self, address: str) -> None:
         while True:

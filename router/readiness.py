@@ -14,6 +14,7 @@ from core.request import Request, RequestId, SamplingParams
 from router.dispatch import Dispatcher
 from router.fleet import Fleet
 
+PROBE_ID = "readiness-probe-"
 PROBE_TIMEOUT_S = 30.0
 RETRY_S = 1.0
 
@@ -62,7 +63,7 @@ class Readiness:
         self._num_probes += 1
         now_s = self._clock.now_s()
         request = Request(
-            request_id=RequestId(f"readiness-probe-{self._num_probes}"),
+            request_id=RequestId(f"{PROBE_ID}{self._num_probes}"),
             prompt_token_ids=self._probe_token_ids,
             # Two tokens: the first comes from prefill, the second only over the handoff.
             sampling=SamplingParams(max_tokens=2),

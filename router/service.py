@@ -21,7 +21,7 @@ from router.config import FrontDoorConfig
 from router.detokenizer import Detokenizer
 from router.dispatch import Dispatcher
 from router.fleet import Fleet
-from router.readiness import Readiness
+from router.readiness import PROBE_ID, Readiness
 from router.request import (
     Asked,
     Limits,
@@ -33,11 +33,11 @@ from router.request import (
 )
 from router.tokenizer import Tokenizer
 from twophase.server import Context, abort
+from twophase.status_wire import holder_to_wire, status_to_wire
 from twophase.v1 import admin_pb2, admin_pb2_grpc
 from twophase.v1 import inference_pb2 as pb
 from twophase.v1 import inference_pb2_grpc as pb_grpc
 from twophase.wire import chat_messages_from_wire, chunk_to_wire
-from twophase.worker_wire import status_to_wire
 
 STATUS_TIMEOUT_S = 2.0
 ADD_WORKER_TIMEOUT_S = 30.0
@@ -175,6 +175,21 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             workers=[status_to_wire(status) for status in statuses],
             num_prefill_calls=self._dispatcher.num_prefill_calls,
             num_mailboxes=self._fleet.num_mailboxes,
+        )
+
+    async def AuditBlocks(
+        self, request: admin_pb2.AuditBlocksRequest, context: Context
+    ) -> admin_pb2.AuditBlocksResponse:
+        # The probe of `readiness` is no client's request and never an orphan.
+        return admin_pb2.AuditBlocksResponse(
+            holders=[
+                admin_pb2.AuditedHolder(
+                    holder=holder_to_wire(holder),
+                    is_orphan=not self._admission.is_active(holder.request_id)
+                    and not holder.request_id.startswith(PROBE_ID),
+                )
+                for holder in await self._fleet.holders(STATUS_TIMEOUT_S)
+            ]
         )
 
     async def AddWorker(

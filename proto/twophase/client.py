@@ -17,14 +17,14 @@ import grpc
 
 from core.completion import ChatMessage, Chunk
 from core.request import RequestId, WorkerName
-from core.worker import WorkerStatus
+from core.worker import BlockHolder, WorkerStatus
 from twophase.errors import from_rpc_error
 from twophase.peer import CHANNEL_OPTIONS
+from twophase.status_wire import holder_from_wire, status_from_wire
 from twophase.v1 import admin_pb2, admin_pb2_grpc
 from twophase.v1 import inference_pb2 as pb
 from twophase.v1 import inference_pb2_grpc as pb_grpc
 from twophase.wire import chat_messages_to_wire, chunk_from_wire
-from twophase.worker_wire import status_from_wire
 
 Prompt = str | Sequence[ChatMessage] | Sequence[int]
 
@@ -172,6 +172,17 @@ class Client:
             return _cluster_status(self._admin.GetStatus(request, timeout=timeout_s))
         except grpc.RpcError as error:
             raise from_rpc_error(error, self.address) from error
+
+    def audit_blocks(self, *, timeout_s: float = 5.0) -> list[tuple[BlockHolder, bool]]:
+        """Every holder of KV blocks, and whether it is an orphan: no request of this router."""
+        request = admin_pb2.AuditBlocksRequest()
+        try:
+            message = self._admin.AuditBlocks(request, timeout=timeout_s)
+        except grpc.RpcError as error:
+            raise from_rpc_error(error, self.address) from error
+        return [
+            (holder_from_wire(audited.holder), audited.is_orphan) for audited in message.holders
+        ]
 
     def close(self) -> None:
         """Close the connection; running streams end as cancelled."""

@@ -16,6 +16,7 @@ from core.errors import PeerLost
 from core.link import LinkDown, LinkUp
 from core.request import Request
 from core.worker import (
+    BlockHolder,
     DecodeCommand,
     DecodeUpdate,
     PrefillEvent,
@@ -23,7 +24,7 @@ from core.worker import (
     WorkerInfo,
     WorkerStatus,
 )
-from twophase import link_wire, worker_wire
+from twophase import link_wire, status_wire, worker_wire
 from twophase.errors import from_rpc_error
 from twophase.v1 import worker_pb2 as pb
 from twophase.v1 import worker_pb2_grpc as pb_grpc
@@ -125,7 +126,13 @@ class Peer:
             message = await self._worker.GetWorkerStatus(
                 pb.GetWorkerStatusRequest(), timeout=timeout_s
             )
-        return worker_wire.status_from_wire(message)
+        return status_wire.status_from_wire(message)
+
+    async def blocks(self, timeout_s: float) -> list[BlockHolder]:
+        """Every block of the worker that is not free, and for whom."""
+        with _core_errors(self.address):
+            message = await self._worker.ListBlocks(pb.ListBlocksRequest(), timeout=timeout_s)
+        return [status_wire.holder_from_wire(holder) for holder in message.holders]
 
     async def prefill(
         self, request: Request, reservation: RemoteReservation

@@ -52,6 +52,8 @@ def completion_to_wire(completion: Completion) -> pb.Completion:
             num_output_tokens=completion.usage.num_output_tokens,
             num_prefill_cached_tokens=completion.usage.num_prefill_cached_tokens,
             num_decode_cached_tokens=completion.usage.num_decode_cached_tokens,
+            num_transferred_tokens=completion.usage.num_transferred_tokens,
+            num_local_prefill_tokens=completion.usage.num_local_prefill_tokens,
         ),
         phases=_phases_to_wire(completion.phases),
         transfer=None
@@ -81,6 +83,8 @@ def completion_from_wire(message: pb.Completion) -> Completion:
             num_output_tokens=usage.num_output_tokens,
             num_prefill_cached_tokens=usage.num_prefill_cached_tokens,
             num_decode_cached_tokens=usage.num_decode_cached_tokens,
+            num_transferred_tokens=usage.num_transferred_tokens,
+            num_local_prefill_tokens=usage.num_local_prefill_tokens,
         ),
         phases=_phases_from_wire(message.phases),
         transfer=TransferReport(

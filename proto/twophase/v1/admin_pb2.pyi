@@ -29,6 +29,24 @@ class GetStatusResponse(_message.Message):
     num_mailboxes: int
     def __init__(self, mode: _Optional[str] = ..., model: _Optional[str] = ..., is_ready: _Optional[bool] = ..., num_active_requests: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[_worker_pb2.WorkerStatus, _Mapping]]] = ..., num_prefill_calls: _Optional[int] = ..., num_mailboxes: _Optional[int] = ...) -> None: ...
 
+class AuditBlocksRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class AuditBlocksResponse(_message.Message):
+    __slots__ = ("holders",)
+    HOLDERS_FIELD_NUMBER: _ClassVar[int]
+    holders: _containers.RepeatedCompositeFieldContainer[AuditedHolder]
+    def __init__(self, holders: _Optional[_Iterable[_Union[AuditedHolder, _Mapping]]] = ...) -> None: ...
+
+class AuditedHolder(_message.Message):
+    __slots__ = ("holder", "is_orphan")
+    HOLDER_FIELD_NUMBER: _ClassVar[int]
+    IS_ORPHAN_FIELD_NUMBER: _ClassVar[int]
+    holder: _worker_pb2.BlockHolder
+    is_orphan: bool
+    def __init__(self, holder: _Optional[_Union[_worker_pb2.BlockHolder, _Mapping]] = ..., is_orphan: _Optional[bool] = ...) -> None: ...
+
 class AddWorkerRequest(_message.Message):
     __slots__ = ("address",)
     ADDRESS_FIELD_NUMBER: _ClassVar[int]

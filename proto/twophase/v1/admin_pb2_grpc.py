@@ -39,6 +39,11 @@ class AdminStub:
                 request_serializer=twophase_dot_v1_dot_admin__pb2.GetStatusRequest.SerializeToString,
                 response_deserializer=twophase_dot_v1_dot_admin__pb2.GetStatusResponse.FromString,
                 _registered_method=True)
+        self.AuditBlocks = channel.unary_unary(
+                '/twophase.v1.Admin/AuditBlocks',
+                request_serializer=twophase_dot_v1_dot_admin__pb2.AuditBlocksRequest.SerializeToString,
+                response_deserializer=twophase_dot_v1_dot_admin__pb2.AuditBlocksResponse.FromString,
+                _registered_method=True)
         self.AddWorker = channel.unary_unary(
                 '/twophase.v1.Admin/AddWorker',
                 request_serializer=twophase_dot_v1_dot_admin__pb2.AddWorkerRequest.SerializeToString,
@@ -56,6 +61,13 @@ class AdminServicer:
 
     def GetStatus(self, request, context):
         """Lists the workers and what each of them holds.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AuditBlocks(self, request, context):
+        """Lists every KV block that is held, by whom and since when, and who of them is an orphan.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -82,6 +94,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.GetStatus,
                     request_deserializer=twophase_dot_v1_dot_admin__pb2.GetStatusRequest.FromString,
                     response_serializer=twophase_dot_v1_dot_admin__pb2.GetStatusResponse.SerializeToString,
+            ),
+            'AuditBlocks': grpc.unary_unary_rpc_method_handler(
+                    servicer.AuditBlocks,
+                    request_deserializer=twophase_dot_v1_dot_admin__pb2.AuditBlocksRequest.FromString,
+                    response_serializer=twophase_dot_v1_dot_admin__pb2.AuditBlocksResponse.SerializeToString,
             ),
             'AddWorker': grpc.unary_unary_rpc_method_handler(
                     servicer.AddWorker,
@@ -121,6 +138,33 @@ class Admin:
             '/twophase.v1.Admin/GetStatus',
             twophase_dot_v1_dot_admin__pb2.GetStatusRequest.SerializeToString,
             twophase_dot_v1_dot_admin__pb2.GetStatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AuditBlocks(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/twophase.v1.Admin/AuditBlocks',
+            twophase_dot_v1_dot_admin__pb2.AuditBlocksRequest.SerializeToString,
+            twophase_dot_v1_dot_admin__pb2.AuditBlocksResponse.FromString,
             options,
             channel_credentials,
             insecure,

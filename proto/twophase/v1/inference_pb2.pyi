@@ -103,16 +103,20 @@ class Completion(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., phases: _Optional[_Union[Phases, _Mapping]] = ..., transfer: _Optional[_Union[Transfer, _Mapping]] = ..., prefill_worker: _Optional[str] = ..., decode_worker: _Optional[str] = ..., placement: _Optional[str] = ..., seed: _Optional[int] = ...) -> None: ...
 
 class Usage(_message.Message):
-    __slots__ = ("num_prompt_tokens", "num_output_tokens", "num_prefill_cached_tokens", "num_decode_cached_tokens")
+    __slots__ = ("num_prompt_tokens", "num_output_tokens", "num_prefill_cached_tokens", "num_decode_cached_tokens", "num_transferred_tokens", "num_local_prefill_tokens")
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_PREFILL_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_DECODE_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_TRANSFERRED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_LOCAL_PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     num_prompt_tokens: int
     num_output_tokens: int
     num_prefill_cached_tokens: int
     num_decode_cached_tokens: int
-    def __init__(self, num_prompt_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., num_prefill_cached_tokens: _Optional[int] = ..., num_decode_cached_tokens: _Optional[int] = ...) -> None: ...
+    num_transferred_tokens: int
+    num_local_prefill_tokens: int
+    def __init__(self, num_prompt_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., num_prefill_cached_tokens: _Optional[int] = ..., num_decode_cached_tokens: _Optional[int] = ..., num_transferred_tokens: _Optional[int] = ..., num_local_prefill_tokens: _Optional[int] = ...) -> None: ...
 
 class Phases(_message.Message):
     __slots__ = ("tokenize_s", "place_s", "reserve_s", "queue_s", "prefill_s", "exposed_transfer_s", "slot_wait_s", "decode_s", "delivery_s", "unaccounted_s", "total_s", "time_to_first_token_s")

@@ -98,6 +98,32 @@ class WorkerStatus(_message.Message):
     num_waiting_prompt_tokens: int
     def __init__(self, name: _Optional[str] = ..., role: _Optional[str] = ..., address: _Optional[str] = ..., pid: _Optional[int] = ..., num_total_blocks: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_cached_blocks: _Optional[int] = ..., num_used_blocks: _Optional[int] = ..., num_quarantined_blocks: _Optional[int] = ..., num_waiting_requests: _Optional[int] = ..., num_running_requests: _Optional[int] = ..., num_reservations: _Optional[int] = ..., num_open_transfers: _Optional[int] = ..., num_handler_tasks: _Optional[int] = ..., num_steps: _Optional[int] = ..., num_transfer_bytes: _Optional[int] = ..., links: _Optional[_Iterable[_Union[LinkStatus, _Mapping]]] = ..., num_waiting_prompt_tokens: _Optional[int] = ...) -> None: ...
 
+class ListBlocksRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListBlocksResponse(_message.Message):
+    __slots__ = ("holders",)
+    HOLDERS_FIELD_NUMBER: _ClassVar[int]
+    holders: _containers.RepeatedCompositeFieldContainer[BlockHolder]
+    def __init__(self, holders: _Optional[_Iterable[_Union[BlockHolder, _Mapping]]] = ...) -> None: ...
+
+class BlockHolder(_message.Message):
+    __slots__ = ("worker", "request_id", "state", "num_blocks", "epoch", "age_s")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    AGE_S_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    request_id: str
+    state: str
+    num_blocks: int
+    epoch: int
+    age_s: float
+    def __init__(self, worker: _Optional[str] = ..., request_id: _Optional[str] = ..., state: _Optional[str] = ..., num_blocks: _Optional[int] = ..., epoch: _Optional[int] = ..., age_s: _Optional[float] = ...) -> None: ...
+
 class LinkStatus(_message.Message):
     __slots__ = ("peer", "backend", "reason", "num_bytes")
     PEER_FIELD_NUMBER: _ClassVar[int]

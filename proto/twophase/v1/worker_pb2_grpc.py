@@ -45,6 +45,11 @@ class WorkerStub:
                 request_serializer=twophase_dot_v1_dot_worker__pb2.GetWorkerStatusRequest.SerializeToString,
                 response_deserializer=twophase_dot_v1_dot_worker__pb2.WorkerStatus.FromString,
                 _registered_method=True)
+        self.ListBlocks = channel.unary_unary(
+                '/twophase.v1.Worker/ListBlocks',
+                request_serializer=twophase_dot_v1_dot_worker__pb2.ListBlocksRequest.SerializeToString,
+                response_deserializer=twophase_dot_v1_dot_worker__pb2.ListBlocksResponse.FromString,
+                _registered_method=True)
 
 
 class WorkerServicer:
@@ -65,6 +70,13 @@ class WorkerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListBlocks(self, request, context):
+        """Lists every block that is not free, and for whom.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -77,6 +89,11 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.GetWorkerStatus,
                     request_deserializer=twophase_dot_v1_dot_worker__pb2.GetWorkerStatusRequest.FromString,
                     response_serializer=twophase_dot_v1_dot_worker__pb2.WorkerStatus.SerializeToString,
+            ),
+            'ListBlocks': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListBlocks,
+                    request_deserializer=twophase_dot_v1_dot_worker__pb2.ListBlocksRequest.FromString,
+                    response_serializer=twophase_dot_v1_dot_worker__pb2.ListBlocksResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -134,6 +151,33 @@ class Worker:
             '/twophase.v1.Worker/GetWorkerStatus',
             twophase_dot_v1_dot_worker__pb2.GetWorkerStatusRequest.SerializeToString,
             twophase_dot_v1_dot_worker__pb2.WorkerStatus.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListBlocks(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/twophase.v1.Worker/ListBlocks',
+            twophase_dot_v1_dot_worker__pb2.ListBlocksRequest.SerializeToString,
+            twophase_dot_v1_dot_worker__pb2.ListBlocksResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -2,17 +2,19 @@
 
 import asyncio
 import random
+from types import SimpleNamespace
 
 import pytest
 
 from bench import interference
-from bench.interference import SETUPS, Observation, observe, overview, remarks
+from bench.interference import SETUPS, Observation, Seen, measure, observe, overview, remarks
 from bench.interference_figure import draw
 from bench.interference_result import Result, numbers_of
 from bench.load import Arrival, StreamLog
 from bench.machine import CpuUse
 from core.completion import Chunk, Completion
 from core.config import ClusterConfig, Mode
+from core.errors import DeadlineExceeded
 from core.request import FinishReason, RequestId, Usage, WorkerName
 from core.timeline import Phases
 
@@ -106,17 +108,57 @@ def seen_with(*, streams=None, other_cores=0.0):
 
 
 def test_a_quiet_machine_and_single_tokens_need_no_remark():
-    assert remarks({"setup": [seen_with()]}) == []
+    assert remarks([Seen(SETUPS[0], [seen_with()])]) == []
 
 
 def test_remarks_name_what_spoils_a_number():
     short = StreamLog(0.0, [Arrival(1.0 + 0.1 * i, 2) for i in range(15)])
+    rounds = [seen_with(other_cores=0.7), seen_with(streams=(short,))]
 
-    lines = remarks({"setup": [seen_with(other_cores=0.7), seen_with(streams=(short,))]})
+    lines = remarks([Seen(SETUPS[0], rounds, ["round 3: gone"])])
 
-    assert [line.partition(":")[0] for line in lines] == ["noisy", "short", "joined"]
-    assert "0.70, 0.00 cores" in lines[0]
-    assert "15 of 495 messages" in lines[2]
+    assert [line.partition(":")[0] for line in lines] == ["failed", "noisy", "short", "joined"]
+    assert "round 3: gone" in lines[0]
+    assert "0.70, 0.00 cores" in lines[1]
+    assert "15 of 495 messages" in lines[3]
+
+
+async def test_setups_take_turns_and_a_failed_round_does_not_end_the_others(monkeypatch):
+    turns = []
+
+    class FleetClient(TurnClient):
+        """Warm at once; setups are told apart by their address."""
+
+        def __init__(self, address):
+            super().__init__()
+            self.address = address
+
+        async def __aenter__(self):
+            turns.append(self.address)
+            return self
+
+        async def __aexit__(self, *exc):
+            pass
+
+        async def status(self):
+            return SimpleNamespace(is_ready=True)
+
+        async def model(self):
+            return SimpleNamespace(vocab_size=49_152)
+
+        async def generate(self, prompt, sampling, *, timeout_s):
+            if self.address == "b" and turns.count("b") == 2:
+                raise DeadlineExceeded("too slow")
+            async for chunk in super().generate(prompt, sampling, timeout_s=timeout_s):
+                yield chunk
+
+    monkeypatch.setattr(interference, "AsyncClient", FleetClient)
+
+    seen = await measure([(SETUPS[0], "a"), (SETUPS[1], "b")], num_rounds=2, seed=1)
+
+    assert turns == ["a", "b"] * 3
+    assert [len(of_setup.rounds) for of_setup in seen] == [2, 1]
+    assert [of_setup.failures for of_setup in seen] == [[], ["round 1: too slow"]]
 
 
 def test_the_overview_has_a_column_for_each_setup():

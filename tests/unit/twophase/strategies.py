@@ -11,6 +11,7 @@ from core.layout import Dtype, KVLayout
 from core.request import FinishReason, Request, RequestId, SamplingParams, Usage, WorkerName
 from core.timeline import DecodeReport, Phases, PrefillReport, TransferReport
 from core.worker import (
+    BlockHolder,
     CancelRequest,
     DecodeDone,
     DecodeUpdate,
@@ -108,6 +109,8 @@ completions = fields(
         num_output_tokens=counts,
         num_prefill_cached_tokens=counts,
         num_decode_cached_tokens=counts,
+        num_transferred_tokens=counts,
+        num_local_prefill_tokens=counts,
     ),
     phases=phases,
     transfer=st.none() | transfer_reports,
@@ -165,9 +168,7 @@ reservations = fields(
     num_shared_blocks=counts,
     num_shared_tokens=counts,
 )
-prefill_events = (
-    fields(FirstToken, token_id=counts, report=prefill_reports) | transfer_reports
-)
+prefill_events = fields(FirstToken, token_id=counts, report=prefill_reports) | transfer_reports
 commands = fields(Reserve, request=requests, prefill_locally=st.booleans()) | fields(
     CancelRequest, request_id=request_ids
 )
@@ -247,15 +248,24 @@ downs = st.one_of(
         link.LinkOpened,
         kind=texts,
         reason=texts,
-        parameters=st.dictionaries(texts, texts, max_size=3).map(lambda d: tuple(sorted(d.items()))),
+        parameters=st.dictionaries(texts, texts, max_size=3).map(
+            lambda d: tuple(sorted(d.items()))
+        ),
     ),
     fields(link.LinkRefused, error=all_errors),
     fields(link.Granted, request_id=request_ids, epoch=wides),
     fields(link.PieceAck, request_id=request_ids, epoch=wides, index=counts),
     fields(link.Sealed, request_id=request_ids, epoch=wides),
-    fields(
-        link.TransferRefused, request_id=request_ids, epoch=wides, reason=reasons, detail=texts
-    ),
+    fields(link.TransferRefused, request_id=request_ids, epoch=wides, reason=reasons, detail=texts),
     aborts,
     abort_acks,
+)
+holders = fields(
+    BlockHolder,
+    worker=names,
+    request_id=request_ids,
+    state=texts,
+    num_blocks=counts,
+    epoch=wides,
+    age_s=st.floats(0, 1e9),
 )

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from core import link, worker
 from core.errors import TwophaseError
 from tests.unit.twophase import strategies as some
-from twophase import link_wire, wire, worker_wire
+from twophase import link_wire, status_wire, wire, worker_wire
 from twophase.v1 import worker_pb2 as pb
 
 NOW_S = st.floats(-1e6, 1e6)
@@ -39,7 +39,8 @@ PAIRS = {
     "chat": (some.conversations, wire.chat_messages_to_wire, wire.chat_messages_from_wire),
     "layout": (some.layouts, worker_wire.layout_to_wire, worker_wire.layout_from_wire),
     "info": (some.infos, worker_wire.info_to_wire, worker_wire.info_from_wire),
-    "status": (some.statuses, worker_wire.status_to_wire, worker_wire.status_from_wire),
+    "status": (some.statuses, status_wire.status_to_wire, status_wire.status_from_wire),
+    "holder": (some.holders, status_wire.holder_to_wire, status_wire.holder_from_wire),
     "reservation": (
         some.reservations,
         worker_wire.reservation_to_wire,

@@ -1,0 +1,88 @@
+"""Messages that tell what a worker holds, to core types and back."""
+
+from core.request import RequestId, WorkerName
+from core.worker import BlockHolder, LinkStatus, Role, WorkerStatus
+from twophase.v1 import worker_pb2 as pb
+
+
+def status_to_wire(status: WorkerStatus) -> pb.WorkerStatus:
+    """What a worker holds, as a message."""
+    return pb.WorkerStatus(
+        name=status.name,
+        role=status.role.value,
+        address=status.address,
+        pid=status.pid,
+        num_total_blocks=status.num_total_blocks,
+        num_free_blocks=status.num_free_blocks,
+        num_cached_blocks=status.num_cached_blocks,
+        num_used_blocks=status.num_used_blocks,
+        num_quarantined_blocks=status.num_quarantined_blocks,
+        num_waiting_requests=status.num_waiting_requests,
+        num_running_requests=status.num_running_requests,
+        num_reservations=status.num_reservations,
+        num_open_transfers=status.num_open_transfers,
+        num_handler_tasks=status.num_handler_tasks,
+        num_steps=status.num_steps,
+        num_transfer_bytes=status.num_transfer_bytes,
+        num_waiting_prompt_tokens=status.num_waiting_prompt_tokens,
+        links=[
+            pb.LinkStatus(
+                peer=link.peer,
+                backend=link.backend,
+                reason=link.reason,
+                num_bytes=link.num_bytes,
+            )
+            for link in status.links
+        ],
+    )
+
+
+def status_from_wire(message: pb.WorkerStatus) -> WorkerStatus:
+    """What a worker holds, from its message."""
+    return WorkerStatus(
+        name=WorkerName(message.name),
+        role=Role(message.role),
+        address=message.address,
+        pid=message.pid,
+        num_total_blocks=message.num_total_blocks,
+        num_free_blocks=message.num_free_blocks,
+        num_cached_blocks=message.num_cached_blocks,
+        num_used_blocks=message.num_used_blocks,
+        num_quarantined_blocks=message.num_quarantined_blocks,
+        num_waiting_requests=message.num_waiting_requests,
+        num_running_requests=message.num_running_requests,
+        num_reservations=message.num_reservations,
+        num_open_transfers=message.num_open_transfers,
+        num_handler_tasks=message.num_handler_tasks,
+        num_steps=message.num_steps,
+        num_transfer_bytes=message.num_transfer_bytes,
+        num_waiting_prompt_tokens=message.num_waiting_prompt_tokens,
+        links=tuple(
+            LinkStatus(WorkerName(link.peer), link.backend, link.reason, link.num_bytes)
+            for link in message.links
+        ),
+    )
+
+
+def holder_to_wire(holder: BlockHolder) -> pb.BlockHolder:
+    """Who holds blocks, as a message."""
+    return pb.BlockHolder(
+        worker=holder.worker,
+        request_id=holder.request_id,
+        state=holder.state,
+        num_blocks=holder.num_blocks,
+        epoch=holder.epoch,
+        age_s=holder.age_s,
+    )
+
+
+def holder_from_wire(message: pb.BlockHolder) -> BlockHolder:
+    """Who holds blocks, from its message."""
+    return BlockHolder(
+        worker=WorkerName(message.worker),
+        request_id=RequestId(message.request_id),
+        state=message.state,
+        num_blocks=message.num_blocks,
+        epoch=message.epoch,
+        age_s=message.age_s,
+    )
