@@ -10,6 +10,8 @@ from matplotlib.figure import Figure
 from bench.interference_result import Observation, numbers_of
 
 PANEL_HEIGHT_IN, MARGINS_IN, WIDTH_IN, DPI = 1.5, 1.7, 8.5, 140
+# Tokens that came in one bunch are drawn at the bottom.
+LOWEST_MS = 8.0
 QUIET, DISTURBED, MARK = "#7a8794", "#c8442c", "#f3d9a4"
 
 
@@ -41,7 +43,7 @@ def _draw_panel(panel: Axes, name: str, seen: Observation) -> None:
         ]
         panel.scatter(
             [gap.ended_s - sent_s for gap in gaps],
-            [gap.seconds * 1e3 for gap in gaps],
+            [max(gap.seconds * 1e3, LOWEST_MS) for gap in gaps],
             s=5,
             color=colour,
             alpha=0.7,

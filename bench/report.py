@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass
 from rich.console import Console
 from rich.table import Table
 
+MIN_WIDTH = 120
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -37,6 +39,7 @@ def print_report(title: str, rows: Sequence[Row]) -> None:
             _number(row.ratio),
         )
     console = Console()
+    console.width = max(console.width, MIN_WIDTH)
     console.print(table)
     records = [{**asdict(row), "ratio": row.ratio} for row in rows]
     console.file.write(json.dumps({"rows": records}) + "\n")

@@ -101,6 +101,17 @@ class BlockHolder:
 
 
 @dataclass(frozen=True, slots=True)
+class KvTotals:
+    """How decode's KV caches of finished requests came to be: prompt tokens, and handoffs."""
+
+    num_transferred_tokens: int = 0
+    num_decode_cached_tokens: int = 0
+    num_local_prefill_tokens: int = 0
+    num_sealed_handoffs: int = 0
+    num_failed_handoffs: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class RemoteReservation:
     """Blocks at a decode worker that wait for one request's KV cache.
 

@@ -109,6 +109,12 @@ def status(address: Address = DEFAULT_ADDRESS) -> None:
         f"{cluster.num_active_requests} active requests"
     )
     out.print(_worker_table(cluster.workers))
+    kv = cluster.kv
+    out.print(
+        f"prompt tokens: {kv.num_transferred_tokens} moved, {kv.num_decode_cached_tokens} cached "
+        f"at decode, {kv.num_local_prefill_tokens} computed at decode; handoffs: "
+        f"{kv.num_sealed_handoffs} sealed, {kv.num_failed_handoffs} failed"
+    )
     for worker in cluster.workers:
         for link in worker.links if worker.role == "prefill" else ():
             out.print(
@@ -123,7 +129,7 @@ def doctor(address: Address = DEFAULT_ADDRESS) -> None:
     with Client(address) as client:
         audited = client.audit_blocks()
         status = client.status()
-    table = Table(box=None)
+    table = Table(box=None, show_header=bool(audited))
     for column in ("worker", "request", "state", "blocks", "epoch", "held for", ""):
         table.add_column(column)
     for holder, is_orphan in sorted(audited, key=lambda pair: -pair[0].age_s):

@@ -126,8 +126,9 @@ class _Launcher:
                 stdout=subprocess.PIPE,
                 stderr=stderr,
                 text=True,
-                # Ctrl-C is for the parent, which stops its children in order.
-                start_new_session=True,
+                # Ctrl-C is for the parent, which stops its children in order. Not a new session:
+                # Linux weighs niceness only among threads of one session.
+                process_group=0,
                 preexec_fn=_end_with_parent,
             )
         child = Child(name, process, log)

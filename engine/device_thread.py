@@ -13,6 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
+MAX_NICENESS = 19
+
 
 def device_thread(
     *, nice: int, num_threads: int, cores: Sequence[int] | None
@@ -28,7 +30,8 @@ def device_thread(
         if cores is not None:
             os.sched_setaffinity(thread_id, cores)
         if nice:
-            os.setpriority(os.PRIO_PROCESS, thread_id, nice)
+            niceness = os.getpriority(os.PRIO_PROCESS, thread_id) + nice
+            os.setpriority(os.PRIO_PROCESS, thread_id, min(niceness, MAX_NICENESS))
         torch.set_num_threads(num_threads)
 
     executor = ThreadPoolExecutor(1, thread_name_prefix="device")

@@ -29,6 +29,7 @@ class BackendKind(StrEnum):
 
     SHM = "shm"
     TORCH = "torch"
+    NIXL = "nixl"
     MEMORY = "memory"
 
 
@@ -144,10 +145,16 @@ class ReceiverBackend(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where a worker's cache lies: host_id as told by `shm.host_id`, device as torch names it."""
+    """Where a worker's cache lies, and by what it can be reached.
+
+    host_id as told by `shm.host_id`, device as torch names it; has_nixl: the extra `rdma` is
+    installed; has_rdma: the host has an active InfiniBand or RoCE port.
+    """
 
     host_id: str
     device: str
+    has_nixl: bool = False
+    has_rdma: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,20 +171,47 @@ def choose_backend(configured: str, *, prefill: Endpoint, decode: Endpoint) -> C
     Raises:
         ConfigError: the configured backend does not exist or cannot join this pair.
     """
-    is_shared = prefill.host_id == decode.host_id
-    is_on_cpu = prefill.device == decode.device == "cpu"
     if configured == "auto":
-        if is_shared and is_on_cpu:
-            return Choice(BackendKind.SHM, "both caches lie in the memory of one host")
-        where = "on one host, not both on CPU" if is_shared else "on different hosts"
-        return Choice(BackendKind.TORCH, f"the workers are {where}")
-    if configured not in (BackendKind.SHM, BackendKind.TORCH):
-        raise ConfigError("kv_transfer.backend", f"{configured!r} is not one of auto, shm, torch")
-    if configured == BackendKind.SHM and not (is_shared and is_on_cpu):
+        return _fastest(prefill, decode)
+    if configured not in (BackendKind.SHM, BackendKind.TORCH, BackendKind.NIXL):
+        problem = f"{configured!r} is not one of auto, shm, torch, nixl"
+        raise ConfigError("transfer.backend", problem)
+    if configured == BackendKind.SHM and not _can_share_memory(prefill, decode):
         raise ConfigError(
-            "kv_transfer.backend",
+            "transfer.backend",
             f"shm cannot join {prefill.device} on {prefill.host_id} "
             f"and {decode.device} on {decode.host_id}",
             "auto",
         )
+    if configured == BackendKind.NIXL and not (prefill.has_nixl and decode.has_nixl):
+        where = _where_nixl_is_missing(prefill, decode)
+        problem = f"nixl is not installed {where}: pip install twophase[rdma]"
+        raise ConfigError("transfer.backend", problem)
     return Choice(BackendKind(configured), "it is configured")
+
+
+def _fastest(prefill: Endpoint, decode: Endpoint) -> Choice:
+    if _can_share_memory(prefill, decode):
+        return Choice(BackendKind.SHM, "both caches lie in the memory of one host")
+    where, gain = "on different hosts", "an active RDMA port at each"
+    is_worth_nixl = prefill.has_rdma and decode.has_rdma
+    if prefill.host_id == decode.host_id:
+        is_on_cuda = not (prefill.device == "cpu" or decode.device == "cpu")
+        where = "on one host, both on CUDA" if is_on_cuda else "on one host, one of them on CUDA"
+        # NCCL joins no two workers that share a GPU, and checksums of CPU and CUDA differ.
+        gain, is_worth_nixl = "CUDA IPC between them", is_on_cuda
+    if not is_worth_nixl:
+        return Choice(BackendKind.TORCH, f"the workers are {where}")
+    if not (prefill.has_nixl and decode.has_nixl):
+        missing = f"nixl is not installed {_where_nixl_is_missing(prefill, decode)}"
+        return Choice(BackendKind.TORCH, f"the workers are {where}, with {gain}, but {missing}")
+    return Choice(BackendKind.NIXL, f"the workers are {where}, with {gain}")
+
+
+def _can_share_memory(prefill: Endpoint, decode: Endpoint) -> bool:
+    return prefill.host_id == decode.host_id and prefill.device == decode.device == "cpu"
+
+
+def _where_nixl_is_missing(prefill: Endpoint, decode: Endpoint) -> str:
+    ends = (("prefill", prefill), ("decode", decode))
+    return "at " + " and ".join(name for name, end in ends if not end.has_nixl)

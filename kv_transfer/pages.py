@@ -140,11 +140,23 @@ class DevicePages:
         layers.index_copy_(2, self._index(block_ids), staged)
         return tensor_checksum(staging)
 
+    def checksum(self, span: Span, block_ids: Sequence[int]) -> int:
+        """Checksum of the span's pages where they lie; waits for the stream."""
+        layers = self._pages_L2NE[span.layers.start : span.layers.stop]
+        pages = torch.index_select(layers, 2, self._index(block_ids))
+        return tensor_checksum(pages.view(-1).view(torch.uint8))
+
     def _index(self, block_ids: Sequence[int]) -> torch.Tensor:
         return torch.tensor(block_ids, dtype=torch.int64, device=self._pages_L2NE.device)
 
 
 Pages = HostPages | DevicePages
+
+
+def pages_of(cache_L2NSKD: torch.Tensor) -> Pages:
+    """The cache's pages, wherever it lies."""
+    is_host = cache_L2NSKD.device.type == "cpu"
+    return HostPages(cache_L2NSKD) if is_host else DevicePages(cache_L2NSKD)
 
 
 def tensor_checksum(data: torch.Tensor) -> int:

@@ -29,6 +29,7 @@ import torch
 
 from core.errors import PeerLost
 from kv_transfer.backend import BackendKind, Offer
+from kv_transfer.lifeline import boot_id, has_ended, remaining_s, shut_down
 from kv_transfer.pages import HostPages
 from kv_transfer.plan import PieceId, Span
 
@@ -42,9 +43,7 @@ _UCRED = struct.Struct("iii")
 
 def host_id() -> str:
     """Equal for two processes exactly if shm can join them: kernel, network namespace, user."""
-    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-        boot_id = file.read().strip()
-    return f"{boot_id}/{os.readlink('/proc/self/ns/net')}/uid:{os.getuid()}"
+    return f"{boot_id()}/{os.readlink('/proc/self/ns/net')}/uid:{os.getuid()}"
 
 
 class ShmBackend:
@@ -135,7 +134,7 @@ class ShmReceiver:
         with self._lock:
             if not self._is_closed:
                 return False
-            if self._writer is not None and not _has_ended(self._writer):
+            if self._writer is not None and not has_ended(self._writer):
                 return False
             self._drop_writer()
             return True
@@ -145,10 +144,10 @@ class ShmReceiver:
         with self._lock:
             self._is_closed = True
             self._pages = None
-            _shutdown(self._listener, socket.SHUT_RDWR)
+            shut_down(self._listener, socket.SHUT_RDWR)
             self._listener.close()
             if self._writer is not None:
-                _shutdown(self._writer, socket.SHUT_WR)
+                shut_down(self._writer, socket.SHUT_WR)
 
     def discard(self) -> None:
         """Close all, proof or not: this process is about to give up the cache itself."""
@@ -158,9 +157,9 @@ class ShmReceiver:
 
     def _hand_over(self, until_s: float) -> bool:
         """Serve one connection; False if it was a stranger's."""
-        self._listener.settimeout(_remaining_s(until_s))
+        self._listener.settimeout(remaining_s(until_s))
         connection, _ = self._listener.accept()
-        connection.settimeout(_remaining_s(until_s))
+        connection.settimeout(remaining_s(until_s))
         is_ours = _user_of(connection) == os.getuid()
         if not is_ours or not hmac.compare_digest(connection.recv(_NONCE_BYTES), self.nonce):
             connection.close()
@@ -224,7 +223,7 @@ class ShmSender:
     ) -> int:
         """Write the piece into decode's cache; the checksum of its bytes."""
         with self._lock:
-            if self._target is None or _has_ended(self._socket):
+            if self._target is None or has_ended(self._socket):
                 raise PeerLost(self._peer, f"the link was closed before {piece_id}")
             return self._source.copy_to(self._target, span, source_block_ids, target_block_ids)
 
@@ -245,7 +244,7 @@ class ShmSender:
         self._socket.settimeout(timeout_s)
         self._socket.connect("\0" + self._peer)
         self._socket.send(bytes.fromhex(offer.parameters["nonce"]))
-        self._socket.settimeout(_remaining_s(until_s))
+        self._socket.settimeout(remaining_s(until_s))
         _, memfds, _, _ = socket.recv_fds(self._socket, len(_HANDED_OVER), 1)
         if not memfds:
             raise OSError("it closed the connection")
@@ -273,32 +272,7 @@ def _map(memfd: int, num_bytes: int) -> mmap.mmap:
     return mmap.mmap(memfd, num_bytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
 
 
-def _remaining_s(until_s: float) -> float:
-    remaining_s = until_s - time.monotonic()
-    if remaining_s <= 0:
-        raise TimeoutError("timed out")
-    return remaining_s
-
-
 def _user_of(connection: socket.socket) -> int:
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
     _, user_id, _ = _UCRED.unpack(credentials)
     return int(user_id)
-
-
-def _has_ended(connection: socket.socket) -> bool:
-    connection.setblocking(False)
-    try:
-        return connection.recv(1, socket.MSG_PEEK) == b""
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
-
-
-def _shutdown(connection: socket.socket, how: int) -> None:
-    """Wake whoever waits on the socket, here or at the other end."""
-    try:
-        connection.shutdown(how)
-    except OSError:
-        return  # it has already ended

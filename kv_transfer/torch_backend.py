@@ -30,7 +30,7 @@ from torch._C._distributed_c10d import TCPStore, Work
 
 from core.errors import PeerLost
 from kv_transfer.backend import BackendKind, Offer
-from kv_transfer.pages import DevicePages, HostPages, Pages
+from kv_transfer.pages import pages_of
 from kv_transfer.plan import PieceId, Span
 from kv_transfer.torch_pair import DECODE, PREFILL, LinkSpec, build_pair, forget_keys
 
@@ -112,7 +112,7 @@ class TorchReceiver:
     ) -> None:
         self._store = store
         self._spec = spec
-        self._pages = _pages_of(cache_L2NSKD)
+        self._pages = pages_of(cache_L2NSKD)
         self._page_bytes = _page_bytes_of(cache_L2NSKD)
         self._timeout = timedelta(seconds=take_timeout_s)
         self._is_posting_ahead = spec.device == "cpu"
@@ -189,7 +189,7 @@ class TorchSender:
 
     def __init__(self, spec: LinkSpec, cache_L2NSKD: torch.Tensor, timeout_s: float) -> None:
         self._spec = spec
-        self._pages = _pages_of(cache_L2NSKD)
+        self._pages = pages_of(cache_L2NSKD)
         self._page_bytes = _page_bytes_of(cache_L2NSKD)
         self._lock = threading.Lock()
         timeout = timedelta(seconds=TAKE_TIMEOUT_S)
@@ -254,11 +254,6 @@ def connect(offer: Offer, cache_L2NSKD: torch.Tensor, timeout_s: float) -> Torch
         PeerLost: decode did not build its end within `timeout_s`.
     """
     return TorchSender(LinkSpec.of_offer(offer), cache_L2NSKD, timeout_s)
-
-
-def _pages_of(cache_L2NSKD: torch.Tensor) -> Pages:
-    is_host = cache_L2NSKD.device.type == "cpu"
-    return HostPages(cache_L2NSKD) if is_host else DevicePages(cache_L2NSKD)
 
 
 def _page_bytes_of(cache_L2NSKD: torch.Tensor) -> int:

@@ -255,7 +255,7 @@ class Fleet:
             raise PeerLost(peer.address, f"its name {info.name} is that of the worker at {other}")
         member = DecodeMember(info, peer) if info.role is Role.DECODE else Member(info, peer)
         self._members[info.name] = member
-        self._announce()
+        self.announce()
         self._log.info("%s connected at %s", info.name, peer.address)
         error: TwophaseError | None = None
         try:
@@ -267,10 +267,11 @@ class Fleet:
             del self._members[info.name]
             if isinstance(member, DecodeMember):
                 member.close(lost(info.name, error))
-            self._announce()
+            self.announce()
             self._log.warning("%s disconnected: %s", info.name, error or "stream ended")
 
-    def _announce(self) -> None:
+    def announce(self) -> None:
+        """Wake everybody who waits for `changed`."""
         self.changed.set()
         self.changed = asyncio.Event()
 

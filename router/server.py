@@ -16,8 +16,9 @@ from router.config import FrontDoorConfig
 from router.dispatch import Dispatcher
 from router.fleet import Fleet
 from router.readiness import Readiness
-from router.service import AdminService, InferenceService
+from router.service import AdminService, FrontDoor, InferenceService
 from router.tokenizer import Tokenizer
+from router.totals import KvCounters
 from twophase.server import running_server
 from twophase.v1 import admin_pb2_grpc, inference_pb2_grpc
 
@@ -54,15 +55,16 @@ async def serve(
         readiness = Readiness(
             fleet, dispatcher, tokenizer.encode(PROBE_TEXT), announce=announce, clock=clock
         )
+        door = FrontDoor(admission, readiness, KvCounters())
         inference = InferenceService(
             fleet,
             dispatcher,
             tokenizer,
-            admission,
+            door,
             config=config,
             clock=clock,
         )
-        admin = AdminService(fleet, dispatcher, readiness, admission, config=config)
+        admin = AdminService(fleet, dispatcher, door, config=config)
         inference_pb2_grpc.add_InferenceServicer_to_server(inference, server.grpc)
         admin_pb2_grpc.add_AdminServicer_to_server(admin, server.grpc)
         health_pb2_grpc.add_HealthServicer_to_server(health_service, server.grpc)

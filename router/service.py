@@ -10,10 +10,11 @@ Runs in the router's event loop; only tokenization of a prompt runs in a thread.
 
 import asyncio
 import logging
+from dataclasses import dataclass
 
 from core.clock import Clock
 from core.completion import Chunk, Completion
-from core.errors import InvalidRequest, PeerLost, TwophaseError
+from core.errors import InvalidRequest, PeerLost, TransferFailed, TwophaseError
 from core.request import Request
 from core.worker import Role
 from router.admission import Admission
@@ -32,8 +33,9 @@ from router.request import (
     token_ids_of,
 )
 from router.tokenizer import Tokenizer
+from router.totals import KvCounters
 from twophase.server import Context, abort
-from twophase.status_wire import holder_to_wire, status_to_wire
+from twophase.status_wire import holder_to_wire, kv_totals_to_wire, status_to_wire
 from twophase.v1 import admin_pb2, admin_pb2_grpc
 from twophase.v1 import inference_pb2 as pb
 from twophase.v1 import inference_pb2_grpc as pb_grpc
@@ -41,6 +43,15 @@ from twophase.wire import chat_messages_from_wire, chunk_to_wire
 
 STATUS_TIMEOUT_S = 2.0
 ADD_WORKER_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class FrontDoor:
+    """What both services share: who is inside, is the cluster ready, where KV caches came from."""
+
+    admission: Admission
+    readiness: Readiness
+    counters: KvCounters
 
 
 class InferenceService(pb_grpc.InferenceServicer):
@@ -51,7 +62,7 @@ class InferenceService(pb_grpc.InferenceServicer):
         fleet: Fleet,
         dispatcher: Dispatcher,
         tokenizer: Tokenizer,
-        admission: Admission,
+        door: FrontDoor,
         *,
         config: FrontDoorConfig,
         clock: Clock,
@@ -59,7 +70,8 @@ class InferenceService(pb_grpc.InferenceServicer):
         self._fleet = fleet
         self._dispatcher = dispatcher
         self._tokenizer = tokenizer
-        self._admission = admission
+        self._admission = door.admission
+        self._readiness, self._counters = door.readiness, door.counters
         self._config = config
         self._clock = clock
         self._log = logging.getLogger("twophase.router")
@@ -80,8 +92,12 @@ class InferenceService(pb_grpc.InferenceServicer):
                 completion = await self._stream(
                     Request(request_id, token_ids, sampling, deadline_s), received_s, context
                 )
+            self._counters.finished(completion)
             self._log_completion(completion)
         except TwophaseError as error:
+            if isinstance(error, TransferFailed):
+                self._counters.handoff_failed()
+                self._readiness.doubt()
             self._log.info("request %s: %s", request.request_id or "(no id)", error)
             await abort(context, error)
 
@@ -152,15 +168,14 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self,
         fleet: Fleet,
         dispatcher: Dispatcher,
-        readiness: Readiness,
-        admission: Admission,
+        door: FrontDoor,
         *,
         config: FrontDoorConfig,
     ) -> None:
         self._fleet = fleet
         self._dispatcher = dispatcher
-        self._readiness = readiness
-        self._admission = admission
+        self._readiness, self._counters = door.readiness, door.counters
+        self._admission = door.admission
         self._config = config
 
     async def GetStatus(
@@ -175,6 +190,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             workers=[status_to_wire(status) for status in statuses],
             num_prefill_calls=self._dispatcher.num_prefill_calls,
             num_mailboxes=self._fleet.num_mailboxes,
+            kv=kv_totals_to_wire(self._counters.totals),
         )
 
     async def AuditBlocks(

@@ -17,10 +17,10 @@ import grpc
 
 from core.completion import ChatMessage, Chunk
 from core.request import RequestId, WorkerName
-from core.worker import BlockHolder, WorkerStatus
+from core.worker import BlockHolder, KvTotals, WorkerStatus
 from twophase.errors import from_rpc_error
 from twophase.peer import CHANNEL_OPTIONS
-from twophase.status_wire import holder_from_wire, status_from_wire
+from twophase.status_wire import holder_from_wire, kv_totals_from_wire, status_from_wire
 from twophase.v1 import admin_pb2, admin_pb2_grpc
 from twophase.v1 import inference_pb2 as pb
 from twophase.v1 import inference_pb2_grpc as pb_grpc
@@ -62,6 +62,7 @@ class ClusterStatus:
     num_active_requests: int
     num_prefill_calls: int
     num_mailboxes: int
+    kv: KvTotals
     workers: tuple[WorkerStatus, ...]
 
     @property
@@ -117,6 +118,7 @@ def _cluster_status(message: admin_pb2.GetStatusResponse) -> ClusterStatus:
         num_active_requests=message.num_active_requests,
         num_prefill_calls=message.num_prefill_calls,
         num_mailboxes=message.num_mailboxes,
+        kv=kv_totals_from_wire(message.kv),
         workers=tuple(status_from_wire(worker) for worker in message.workers),
     )
 

@@ -1,7 +1,8 @@
 """Messages that tell what a worker holds, to core types and back."""
 
 from core.request import RequestId, WorkerName
-from core.worker import BlockHolder, LinkStatus, Role, WorkerStatus
+from core.worker import BlockHolder, KvTotals, LinkStatus, Role, WorkerStatus
+from twophase.v1 import admin_pb2
 from twophase.v1 import worker_pb2 as pb
 
 
@@ -85,4 +86,26 @@ def holder_from_wire(message: pb.BlockHolder) -> BlockHolder:
         num_blocks=message.num_blocks,
         epoch=message.epoch,
         age_s=message.age_s,
+    )
+
+
+def kv_totals_to_wire(totals: KvTotals) -> admin_pb2.KvTotals:
+    """How KV caches came to be, as a message."""
+    return admin_pb2.KvTotals(
+        num_transferred_tokens=totals.num_transferred_tokens,
+        num_decode_cached_tokens=totals.num_decode_cached_tokens,
+        num_local_prefill_tokens=totals.num_local_prefill_tokens,
+        num_sealed_handoffs=totals.num_sealed_handoffs,
+        num_failed_handoffs=totals.num_failed_handoffs,
+    )
+
+
+def kv_totals_from_wire(message: admin_pb2.KvTotals) -> KvTotals:
+    """How KV caches came to be, from its message."""
+    return KvTotals(
+        num_transferred_tokens=message.num_transferred_tokens,
+        num_decode_cached_tokens=message.num_decode_cached_tokens,
+        num_local_prefill_tokens=message.num_local_prefill_tokens,
+        num_sealed_handoffs=message.num_sealed_handoffs,
+        num_failed_handoffs=message.num_failed_handoffs,
     )

@@ -12,7 +12,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("mode", "model", "is_ready", "num_active_requests", "workers", "num_prefill_calls", "num_mailboxes")
+    __slots__ = ("mode", "model", "is_ready", "num_active_requests", "workers", "num_prefill_calls", "num_mailboxes", "kv")
     MODE_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     IS_READY_FIELD_NUMBER: _ClassVar[int]
@@ -20,6 +20,7 @@ class GetStatusResponse(_message.Message):
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     NUM_PREFILL_CALLS_FIELD_NUMBER: _ClassVar[int]
     NUM_MAILBOXES_FIELD_NUMBER: _ClassVar[int]
+    KV_FIELD_NUMBER: _ClassVar[int]
     mode: str
     model: str
     is_ready: bool
@@ -27,7 +28,22 @@ class GetStatusResponse(_message.Message):
     workers: _containers.RepeatedCompositeFieldContainer[_worker_pb2.WorkerStatus]
     num_prefill_calls: int
     num_mailboxes: int
-    def __init__(self, mode: _Optional[str] = ..., model: _Optional[str] = ..., is_ready: _Optional[bool] = ..., num_active_requests: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[_worker_pb2.WorkerStatus, _Mapping]]] = ..., num_prefill_calls: _Optional[int] = ..., num_mailboxes: _Optional[int] = ...) -> None: ...
+    kv: KvTotals
+    def __init__(self, mode: _Optional[str] = ..., model: _Optional[str] = ..., is_ready: _Optional[bool] = ..., num_active_requests: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[_worker_pb2.WorkerStatus, _Mapping]]] = ..., num_prefill_calls: _Optional[int] = ..., num_mailboxes: _Optional[int] = ..., kv: _Optional[_Union[KvTotals, _Mapping]] = ...) -> None: ...
+
+class KvTotals(_message.Message):
+    __slots__ = ("num_transferred_tokens", "num_decode_cached_tokens", "num_local_prefill_tokens", "num_sealed_handoffs", "num_failed_handoffs")
+    NUM_TRANSFERRED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_DECODE_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_LOCAL_PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_SEALED_HANDOFFS_FIELD_NUMBER: _ClassVar[int]
+    NUM_FAILED_HANDOFFS_FIELD_NUMBER: _ClassVar[int]
+    num_transferred_tokens: int
+    num_decode_cached_tokens: int
+    num_local_prefill_tokens: int
+    num_sealed_handoffs: int
+    num_failed_handoffs: int
+    def __init__(self, num_transferred_tokens: _Optional[int] = ..., num_decode_cached_tokens: _Optional[int] = ..., num_local_prefill_tokens: _Optional[int] = ..., num_sealed_handoffs: _Optional[int] = ..., num_failed_handoffs: _Optional[int] = ...) -> None: ...
 
 class AuditBlocksRequest(_message.Message):
     __slots__ = ()

@@ -118,7 +118,7 @@ class TestTheEnd:
         completion = answer.completion(21.0)
         assert completion.prefill_worker == completion.decode_worker == "decode-0"
         assert completion.transfer is None
-        assert completion.usage == Usage(6, 2, num_prefill_cached_tokens=4)
+        assert completion.usage == Usage(6, 2, 4, 4, num_local_prefill_tokens=2)
 
     def test_a_stop_token_ends_it_and_is_part_of_it(self):
         answer = receiving(LOCAL, max_tokens=9, stop_token_ids=(101,))
@@ -177,7 +177,7 @@ def test_the_closing_record_tells_what_each_side_measured():
         answer.take(event, 16.0)
     deliver(answer, 16.5)
     completion = answer.completion(17.0)
-    assert completion.usage == Usage(6, 3, 4, 4)
+    assert completion.usage == Usage(6, 3, 4, 4, num_transferred_tokens=2)
     assert completion.transfer == TRANSFER_REPORT
     assert (completion.placement, completion.seed) == ("because", 7)
     assert (completion.prefill_worker, completion.decode_worker) == ("prefill-0", "decode-0")
