@@ -55,30 +55,38 @@ class PoolConfig(_Section):
 
     replicas: int = Field(default=1, ge=1, le=1024)
     """Workers of the pool."""
+    tensor_parallel: int = Field(default=1, ge=1, le=64)
+    """Ranks of one worker: processes among which each layer's heads are divided."""
     num_threads: int = Field(default=1, ge=1, le=256)
-    """Compute threads of one worker."""
+    """Compute threads of one rank."""
     cores: tuple[int, ...] | None = None
-    """CPU cores for the compute threads; replica i takes the i-th share of num_threads. Default:
-    wherever the system puts them."""
+    """CPU cores for the compute threads; each rank in turn takes num_threads of them, replica by
+    replica. Default: wherever the system puts them."""
     kv_cache: ByteSize = Field(default=ByteSize(GIB), ge=1)
-    """Memory for KV blocks: bytes, or a string such as 512MiB."""
+    """Memory for the KV blocks of all ranks of a worker: bytes, or a string such as 512MiB."""
     max_batch_tokens: int = Field(default=512, ge=1)
     """Tokens of one step: the chunk budget of a prefill."""
 
     @model_validator(mode="after")
     def _cores_suffice(self) -> Self:
-        if self.cores is not None and len(self.cores) != self.replicas * self.num_threads:
+        num_needed = self.replicas * self.num_worker_threads
+        if self.cores is not None and len(self.cores) != num_needed:
             raise ValueError(
                 f"cores names {len(self.cores)} cores; {self.replicas} replicas of "
-                f"{self.num_threads} threads take {self.replicas * self.num_threads}"
+                f"{self.num_worker_threads} threads take {num_needed}"
             )
         return self
 
+    @property
+    def num_worker_threads(self) -> int:
+        """Compute threads of all ranks of one worker."""
+        return self.tensor_parallel * self.num_threads
+
     def cores_of(self, replica: int) -> tuple[int, ...] | None:
-        """Cores of the replica with this index; None leaves the choice to the system."""
+        """Cores of all ranks of this replica, in order; None leaves the choice to the system."""
         if self.cores is None:
             return None
-        return self.cores[replica * self.num_threads : (replica + 1) * self.num_threads]
+        return self.cores[replica * self.num_worker_threads :][: self.num_worker_threads]
 
 
 class PrefillConfig(PoolConfig):

@@ -27,7 +27,11 @@ class Dtype(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class KVLayout:
-    """Everything that must be equal on both ends of a link."""
+    """How the KV cache of one worker lies in memory, over all its ranks.
+
+    num_kv_heads are those of the whole model. Each of tensor_parallel_size ranks holds a share of
+    them in a cache of its own, or a copy of one head where there are more ranks than heads.
+    """
 
     weights_hash: str
     dtype: Dtype
@@ -39,8 +43,18 @@ class KVLayout:
     protocol_version: int = PROTOCOL_VERSION
 
     @property
+    def num_rank_kv_heads(self) -> int:
+        """Key/value heads in the cache of one rank."""
+        return max(1, self.num_kv_heads // self.tensor_parallel_size)
+
+    def kv_heads_of(self, rank: int) -> range:
+        """Which of the model's key/value heads lie in the cache of `rank`."""
+        first = rank * self.num_kv_heads // self.tensor_parallel_size
+        return range(first, first + self.num_rank_kv_heads)
+
+    @property
     def page_bytes(self) -> int:
-        """Bytes of K (or of V) of one block in one layer: the smallest contiguous run."""
+        """Bytes of K (or of V) of one block in one layer, each head counted once."""
         return self.block_size * self.num_kv_heads * self.head_dim * self.dtype.itemsize
 
     @property
@@ -52,6 +66,16 @@ class KVLayout:
     def token_bytes(self) -> int:
         """Bytes of one token over all layers, K and V."""
         return self.block_bytes // self.block_size
+
+    @property
+    def rank_page_bytes(self) -> int:
+        """Bytes of a page in the cache of one rank: the smallest contiguous run of one block."""
+        return self.block_size * self.num_rank_kv_heads * self.head_dim * self.dtype.itemsize
+
+    @property
+    def rank_block_bytes(self) -> int:
+        """Bytes of one block in the cache of one rank, over all layers, K and V."""
+        return self.num_layers * 2 * self.rank_page_bytes
 
     @property
     def fingerprint(self) -> str:

@@ -2,7 +2,8 @@
 
 Owns the forward pass: embedding, layers, the logits of the rows that are sampled. Knows nothing of
 requests, block ownership or transfers; a caller may watch the layers through `on_layer`. The
-residual stream is float32, matrix products are in the model's format. Letters: B sampled rows,
+residual stream is float32, matrix products are in the model's format. With tensor parallelism each
+rank runs this on its shard, and the counts below are the shard's. Letters: B sampled rows,
 T tokens in the flattened batch, H query heads, K key/value heads, X = H + 2K, D head size, M model
 width, V vocabulary, P positions, C = D / 2 frequencies, N blocks, S slots.
 """
@@ -20,6 +21,7 @@ from engine.kv_cache import KVCache
 from engine.linear import Linear
 from engine.model_config import ModelConfig, RopeScaling
 from engine.ops import Ops
+from engine.parallel import Parallel
 from engine.weights import LayerWeights, ModelWeights
 
 
@@ -64,6 +66,7 @@ class LlamaModel:
         *,
         attention: Attention,
         ops: Ops,
+        parallel: Parallel,
         num_positions: int,
     ) -> None:
         """Take `weights` over: each layer is packed and its plain matrices are dropped.
@@ -73,6 +76,7 @@ class LlamaModel:
         self.config = config
         self.attention = attention
         self._ops = ops
+        self._parallel = parallel
         self._embedding_VM = weights.embedding_VM
         self._final_norm_M = weights.final_norm_M
         self._lm_head = Linear(weights.lm_head_VM)
@@ -81,13 +85,13 @@ class LlamaModel:
 
     def forward(
         self, batch: Batch, cache: KVCache, on_layer: Callable[[int], None] | None = None
-    ) -> torch.Tensor:
+    ) -> torch.Tensor | None:
         """Logits of the batch's sampled rows, of shape (B, V), in the format of the weights.
 
-        Writes the KV of every token of the batch into its slot; on_layer(i) is called, on this
-        thread, as soon as that of layer i is written.
+        None on all ranks but the first. Writes the KV of every token of the batch into its slot;
+        on_layer(i) is called, on this thread, as soon as that of layer i is written on all ranks.
         """
-        config, ops = self.config, self._ops
+        config, ops, parallel = self.config, self._ops, self._parallel
         heads = [config.num_heads, config.num_kv_heads, config.num_kv_heads]
         delta_TM = F.embedding(batch.token_ids_T, self._embedding_VM)
         residual_TM = torch.zeros(delta_TM.shape, dtype=torch.float32, device=delta_TM.device)
@@ -95,16 +99,20 @@ class LlamaModel:
             kv_2NSKD = cache.layer(index)
             qkv_TXD = self._project(layer, delta_TM, residual_TM)
             ops.rotate_and_write(qkv_TXD, self._angles_P2C, batch, kv_2NSKD)
-            if on_layer is not None:
+            if on_layer is not None and parallel.size == 1:
                 on_layer(index)
             q_THD, k_TKD, v_TKD = torch.split(qkv_TXD, heads, dim=1)
             out_THD = self.attention.paged_attention(q_THD, k_TKD, v_TKD, kv_2NSKD, batch)
             if index == config.num_layers - 1:  # only the sampled rows go on from here
                 out_THD = out_THD[batch.sampled_rows]
                 residual_TM = residual_TM[batch.sampled_rows]
-            delta_TM = self._feed_forward(layer, layer.output(out_THD.flatten(1)), residual_TM)
+            delta_TM = parallel.all_reduce(layer.output(out_THD.flatten(1)))
+            if on_layer is not None and parallel.size > 1:  # the sum proves that all ranks wrote
+                on_layer(index)
+            delta_TM = parallel.all_reduce(self._feed_forward(layer, delta_TM, residual_TM))
         final_BM = ops.add_rms_norm(delta_TM, residual_TM, self._final_norm_M, config.rms_norm_eps)
-        return self._lm_head(final_BM)
+        logits_BV = parallel.gather(self._lm_head(final_BM))
+        return None if logits_BV is None else logits_BV[:, : config.vocab_size]
 
     def _project(
         self, layer: Layer, delta_TM: torch.Tensor, residual_TM: torch.Tensor

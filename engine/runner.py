@@ -4,6 +4,9 @@ Owns the composition of the engine: configuration, weights, cache, model, sample
 requests, block ownership, transfers or asyncio. One dedicated thread calls `step`; compiled kernels
 and matrix products hold no GIL, so other threads of the process do I/O meanwhile. The life of a
 step: steps -> `build_batch` -> `LlamaModel.forward` -> `sample` -> `StepResult`.
+
+With tensor parallelism (`engine.leader`) each rank has a runner on its shard of weights and cache;
+that of rank 0 announces each step to the others, which only `follow`.
 """
 
 import threading
@@ -14,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from core.errors import ConfigError, InvariantBroken
+from core.errors import ConfigError, InvariantBroken, PeerLost
 from core.layout import Dtype, KVLayout
 from core.request import SamplingParams
 from engine.attention import select_attention
@@ -23,7 +26,10 @@ from engine.kv_cache import KVCache
 from engine.model import LlamaModel
 from engine.model_config import ModelConfig, load_model_config
 from engine.ops import select_ops
+from engine.parallel import Parallel, SingleRank, TensorParallel
 from engine.sampler import sample
+from engine.shard import shard_of
+from engine.step_words import decode_steps, encode_steps
 from engine.weights import load_weights, weights_hash
 
 
@@ -38,8 +44,10 @@ class StepResult:
 class Runner:
     """A loaded model, ready to step.
 
-    Attributes: config, layout, cache, num_blocks, max_context_tokens (the longest sequence it can
-    run), attention_name and attention_reason. Not thread-safe: one thread at a time.
+    Attributes: config and layout (of the whole model), cache (of this rank), storage (the memory of
+    all ranks' caches, rank by rank, where it was lent), num_blocks, max_context_tokens (the longest
+    sequence it can run), attention_name and attention_reason. Not thread-safe: one thread at a
+    time.
     """
 
     def __init__(  # noqa: PLR0913 - the seam where configuration meets the engine
@@ -53,20 +61,28 @@ class Runner:
         allocate: Callable[[int], torch.Tensor] | None = None,
         max_context_tokens: int | None = None,
         device: torch.device | str = "cpu",
+        parallel: TensorParallel | None = None,
     ) -> None:
         """Load the model and make a cache of as many blocks as `kv_cache_bytes` holds.
 
-        allocate(num_bytes) returns the cache's memory, a flat uint8 tensor of that size (such as a
-        shared-memory segment); None is ordinary memory of the device. max_context_tokens limits
-        the sequences below what the model was made for.
+        kv_cache_bytes are those of all ranks together. allocate(num_bytes) returns their memory, a
+        flat uint8 tensor of that size (such as a shared-memory segment), of which this rank takes
+        its part; None is ordinary memory of the device, for this rank alone. max_context_tokens
+        limits the sequences below what the model was made for. parallel None is one rank.
 
         Raises:
             ModelError: the model cannot be read or run.
-            ConfigError: `kv_cache_bytes` holds no block.
+            ConfigError: `kv_cache_bytes` holds no block, or the model cannot be divided among
+                the ranks.
         """
+        self._parallel: Parallel = parallel or SingleRank()
+        rank, size = self._parallel.rank, self._parallel.size
         device = torch.device(device)
         self.config = load_model_config(model_directory)
-        self.layout = _layout(model_directory, self.config, dtype=dtype, block_size=block_size)
+        self.layout = _layout(
+            model_directory, self.config, dtype=dtype, block_size=block_size, size=size
+        )
+        shard = shard_of(self.config, self.layout, rank)
         self.num_blocks = _num_blocks(self.layout, kv_cache_bytes)
         limit = self.config.max_position_embeddings
         self.max_context_tokens = min(max_context_tokens or limit, limit)
@@ -74,16 +90,19 @@ class Runner:
         self._num_threads = num_threads
         self._thread_id: int | None = None
         self._use_threads()
-        storage = allocate(self.num_blocks * self.layout.block_bytes) if allocate else None
+        rank_bytes = self.num_blocks * self.layout.rank_block_bytes
+        self.storage = allocate(size * rank_bytes) if allocate else None
         # Not an inference tensor: others write into the cache outside of inference mode.
-        self.cache = KVCache(self.layout, self.num_blocks, storage, device)
+        mine = self.storage[rank * rank_bytes :] if self.storage is not None else None
+        self.cache = KVCache(self.layout, self.num_blocks, mine, device)
         with torch.inference_mode():
             attention = select_attention(device, self.config.head_dim)
             self._model = LlamaModel(
-                self.config,
-                load_weights(model_directory, self.config, dtype, device),
+                shard.config,
+                load_weights(model_directory, shard, dtype, device),
                 attention=attention,
                 ops=select_ops(device),
+                parallel=self._parallel,
                 num_positions=self.max_context_tokens,
             )
         self.attention_name = attention.name
@@ -97,18 +116,28 @@ class Runner:
         on_layer(i) is called on this thread once layer i's KV of the whole batch is written.
         compute_s covers everything, ready tokens included. A step that names a block or a
         position that does not exist breaks an invariant.
+
+        Raises:
+            PeerLost: another rank died or fell silent: the worker cannot go on.
         """
         started_s = time.perf_counter()
         self._use_threads()
         self._check(steps)
         with torch.inference_mode():
-            block_size = self.layout.block_size
-            batch = build_batch(steps, block_size=block_size, device=self._device)
-            logits_BV = self._model.forward(batch, self.cache, on_layer)
+            if self._parallel.size > 1:
+                self._parallel.announce(encode_steps(steps))
+            logits_BV = self._forward(steps, on_layer)
+            assert logits_BV is not None, "only rank 0 steps"
             sampled = [(step.sampling, step.end) for step in steps if step.sampling is not None]
             drawn = iter(sample(logits_BV, [s for s, _ in sampled], [p for _, p in sampled]))
         token_ids = [None if step.sampling is None else next(drawn) for step in steps]
         return StepResult(token_ids, time.perf_counter() - started_s)
+
+    def follow(self, words: torch.Tensor) -> None:
+        """Compute this rank's share of the step that rank 0 announced with `words`."""
+        self._use_threads()
+        with torch.inference_mode():
+            self._forward(decode_steps(words), None)
 
     def warm_up(self) -> None:
         """Compile the kernels and touch every weight: one prefill and one decode step.
@@ -122,6 +151,20 @@ class Runner:
         table = range(min(2, self.num_blocks))
         start = num_tokens if len(table) == 2 else num_tokens - 1
         self.step([SequenceStep([0], start, table, greedy)])
+
+    def _forward(
+        self, steps: Sequence[SequenceStep], on_layer: Callable[[int], None] | None
+    ) -> torch.Tensor | None:
+        try:
+            batch = build_batch(steps, block_size=self.layout.block_size, device=self._device)
+            return self._model.forward(batch, self.cache, on_layer)
+        except PeerLost:
+            raise
+        except Exception as error:
+            if self._parallel.size == 1:
+                raise
+            # The others are in the middle of this step: their next sum would meet another one.
+            raise InvariantBroken(f"rank {self._parallel.rank} is out of step: {error}") from error
 
     def _use_threads(self) -> None:
         """Set torch's thread count, which each new thread of the process starts without."""
@@ -144,7 +187,9 @@ class Runner:
                 raise InvariantBroken(f"a block table outside [0, {self.num_blocks})")
 
 
-def _layout(directory: Path, config: ModelConfig, *, dtype: Dtype, block_size: int) -> KVLayout:
+def _layout(
+    directory: Path, config: ModelConfig, *, dtype: Dtype, block_size: int, size: int
+) -> KVLayout:
     return KVLayout(
         weights_hash=weights_hash(directory),
         dtype=dtype,
@@ -152,15 +197,17 @@ def _layout(directory: Path, config: ModelConfig, *, dtype: Dtype, block_size: i
         num_layers=config.num_layers,
         num_kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
+        tensor_parallel_size=size,
     )
 
 
 def _num_blocks(layout: KVLayout, kv_cache_bytes: int) -> int:
-    num_blocks = kv_cache_bytes // layout.block_bytes
+    block_bytes = layout.tensor_parallel_size * layout.rank_block_bytes
+    num_blocks = kv_cache_bytes // block_bytes
     if num_blocks < 1:
         raise ConfigError(
             "kv_cache_bytes",
             f"{kv_cache_bytes} bytes hold no block: one block of {layout.block_size} tokens "
-            f"takes {layout.block_bytes} bytes",
+            f"takes {block_bytes} bytes",
         )
     return num_blocks

@@ -9,8 +9,11 @@ import torch
 
 from kv_transfer.backend import BackendKind
 from kv_transfer.connection import connect, open_backend
+from kv_transfer.faulty import FaultPlan, faulty_connect
+from tests.contract.handoff_ends import PrefillEnd
 
 NUM_LAYERS, BLOCK_SIZE, NUM_KV_HEADS, HEAD_DIM = 3, 4, 2, 8
+NO_FAULTS = FaultPlan()
 PEER_START_TIMEOUT_S = 60.0
 ANSWER_TIMEOUT_S = 20.0
 
@@ -22,43 +25,27 @@ def random_cache(dtype: torch.dtype, *, seed: int, num_blocks: int) -> torch.Ten
     return torch.randn(shape, generator=generator).to(dtype)
 
 
-class CorruptingPages:
-    """Pages that flip one byte of what they moved, after they took the checksum."""
-
-    def __init__(self, pages):
-        self._pages = pages
-
-    def gather(self, span, block_ids, staging):
-        checksum = self._pages.gather(span, block_ids, staging)
-        staging[len(staging) // 2] ^= 1
-        return checksum
-
-    def copy_to(self, target, span, block_ids, target_block_ids):
-        checksum = self._pages.copy_to(target, span, block_ids, target_block_ids)
-        staging = torch.empty(
-            span.num_layers * 2 * span.num_blocks * target.page_bytes, dtype=torch.uint8
-        )
-        target.gather(span, target_block_ids, staging)
-        staging[len(staging) // 2] ^= 1
-        target.scatter(span, target_block_ids, staging)
-        return checksum
-
-
 class Commands:
     """What a peer can be told; each method answers with something that can be pickled."""
 
-    def __init__(self):
+    def __init__(self, stream):
+        self._stream = stream
+        self._connect = connect
         self._sender = None
+        self._handoff = None
         self._backend = None
         self._receiver = None
 
-    def connect(self, offer, dtype, seed, num_blocks, timeout_s=10.0):
+    def connect(self, offer, dtype, seed, num_blocks, timeout_s=10.0, plan=NO_FAULTS):
         cache = random_cache(dtype, seed=seed, num_blocks=num_blocks)
-        self._sender = connect(offer, cache, timeout_s)
+        self._sender = faulty_connect(self._connect, plan)(offer, cache, timeout_s)
 
-    def corrupt_all(self):
-        name = "_pages" if hasattr(self._sender, "_pages") else "_source"
-        setattr(self._sender, name, CorruptingPages(getattr(self._sender, name)))
+    def push(self, reservation, source_ids, plan=NO_FAULTS):
+        self._handoff = PrefillEnd(self._sender, self._stream, reservation, source_ids, plan)
+        self._handoff.start()
+
+    def result(self):
+        return self._handoff.result()
 
     def send(self, piece_id, span, source_block_ids, target_block_ids):
         return self._sender.send(piece_id, span, source_block_ids, target_block_ids)
@@ -70,6 +57,9 @@ class Commands:
         self._sender.acknowledge(piece_id)
 
     def close(self):
+        if self._handoff is not None:
+            self._handoff.stop()
+            self._handoff = None
         if self._sender is not None:
             self._sender.close()
             self._sender = None
@@ -89,10 +79,10 @@ class Commands:
         return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
 
 
-def serve(pipe: Connection) -> None:
+def serve(pipe: Connection, stream: Connection) -> None:
     """Execute commands until the pipe ends; an exception is the answer, as text."""
     torch.set_num_threads(1)
-    commands = Commands()
+    commands = Commands(stream)
     pipe.send("ready")
     while True:
         try:
@@ -116,9 +106,11 @@ class Peer:
     def __init__(self):
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=serve, args=(theirs,), daemon=True)
+        self.stream, their_stream = context.Pipe()
+        self._process = context.Process(target=serve, args=(theirs, their_stream), daemon=True)
         self._process.start()
         theirs.close()
+        their_stream.close()
         assert self._pipe.poll(PEER_START_TIMEOUT_S)
         assert self._pipe.recv() == "ready"
 
@@ -149,6 +141,7 @@ class Peer:
 
     def stop(self):
         self._pipe.close()
+        self.stream.close()
         self._process.kill()
         self._process.join()
         self._process.close()

@@ -1,4 +1,4 @@
-"""The one configuration: what is taken, and how each refusal names path, problem and nearest key."""
+"""The one configuration: what is taken, and what each refusal names: path, problem, nearest key."""
 
 import pytest
 from hypothesis import given

@@ -179,9 +179,10 @@ class TestWaitingForBlocks:
         for name in ("a", "b"):
             assert world.reserve(make_request(name, 6, first=ord(name)), is_local=True) == []
         assert world.worker.num_waiting == 2
-        world.run()
+        world.cancel("big")
         granted = [e.request_id for e in world.events() if isinstance(e, Reserved)]
         assert granted == ["a", "b"]
+        world.run()
         assert_nothing_is_left(world)
 
     def test_a_small_one_may_pass_a_big_one_for_a_while_and_then_no_more(self):
@@ -210,6 +211,42 @@ class TestWaitingForBlocks:
         granted = [e.request_id for e in world.events() if isinstance(e, Reserved)]
         assert granted == ["next"]
         world.cancel("next")
+        assert_nothing_is_left(world)
+
+
+class TestTheAudit:
+    def held(self, world):
+        holders = world.worker.holders(world.now_s)
+        return {h.request_id: (h.state, h.num_blocks, h.epoch, h.age_s) for h in holders}
+
+    def test_names_everybody_who_waits_or_holds_blocks_and_since_when(self):
+        world = World(num_blocks=10)
+        link = world.link()
+        world.now_s = 5.0
+        for name in ("running", "receiving", "fenced"):
+            world.reserve(make_request(name, first=ord(name[0])))
+            link.begin(name)
+        link.push("running")
+        link.seal("running")
+        world.reserve(make_request("computing", first=300), is_local=True)
+        world.reserve(make_request("waiting", 29, first=400))
+        world.cancel("fenced")
+        world.now_s = 8.0
+        held = self.held(world)
+        assert {name: (state, blocks) for name, (state, blocks, _, _) in held.items()} == {
+            "running": ("running", 2),
+            "receiving": ("receiving", 2),
+            "computing": ("computing", 2),
+            "waiting": ("waiting", 0),
+            "fenced": ("quarantined", 2),
+        }
+        assert {age_s for _, _, _, age_s in held.values()} == {3.0}
+        assert held["fenced"][2] == world.reservations["fenced"].epoch
+        assert held["waiting"][2] == 0
+        for name in ("running", "receiving", "computing", "waiting"):
+            world.cancel(name)
+        link.lose()
+        assert self.held(world) == {}
         assert_nothing_is_left(world)
 
 

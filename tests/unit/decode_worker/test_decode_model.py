@@ -280,9 +280,7 @@ class DecodeMachine(RuleBasedStateMachine):
     @rule()
     def start_step(self):
         self.steps = self.world.start_step() or None
-        for step, (sequence, _) in zip(
-            self.steps or (), self.world.worker._in_step, strict=True
-        ):
+        for step, (sequence, _) in zip(self.steps or (), self.world.worker._in_step, strict=True):
             tokens = [*sequence.request.prompt_token_ids, *sequence.output_token_ids]
             assert list(step.token_ids) == tokens[step.start : step.end]
             self.check_lies_there(tokens, step.block_table, step.start)

@@ -5,8 +5,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from core.errors import ModelError
-from core.layout import Dtype
+from core.layout import Dtype, KVLayout
 from engine.model_config import load_model_config
+from engine.shard import shard_of
 from engine.weights import load_weights, weights_hash
 from tests.tiny_model import write_tiny_model
 
@@ -14,7 +15,9 @@ K_PROJ = "model.layers.1.self_attn.k_proj.weight"
 
 
 def load(directory, dtype=Dtype.FLOAT32):
-    return load_weights(directory, load_model_config(directory), dtype)
+    config = load_model_config(directory)
+    layout = KVLayout("w", dtype, 4, config.num_layers, config.num_kv_heads, config.head_dim)
+    return load_weights(directory, shard_of(config, layout, 0), dtype)
 
 
 def split_into_shards(directory):

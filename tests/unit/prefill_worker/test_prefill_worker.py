@@ -89,6 +89,51 @@ class TestAWholeLife:
         assert_nothing_is_left(worker)
 
 
+class TestLayerByLayer:
+    def test_the_layers_of_a_running_step_are_told_for_each_prompt_in_it(self):
+        worker = make_worker(budget=12)
+        worker.add(make_request("a", 6), 0.0)
+        worker.add(make_request("b", 9, first=50), 0.0)
+        steps = worker.next_steps()
+        told = worker.layer_computed(2)
+        assert [(t.request_id, t.num_tokens, t.num_layers) for t in told] == [
+            ("a", 6, 2),
+            ("b", 6, 2),
+        ]
+        assert [t.block_ids for t in told] == [tuple(s.block_table) for s in steps]
+        # a cancelled prompt is nobody's business any more
+        worker.release("a")
+        assert [t.request_id for t in worker.layer_computed(3)] == ["b"]
+        worker.apply([7, None], 0.25, 1.0)
+        assert worker.layer_computed(3) == []
+        worker.next_steps()
+        assert [t.num_tokens for t in worker.layer_computed(1)] == [9]
+        worker.apply([7], 0.25, 1.0)
+        worker.release("b")
+        assert_nothing_is_left(worker)
+
+
+class TestTheAudit:
+    def test_names_everybody_who_waits_or_holds_blocks_and_since_when(self):
+        worker = make_worker(num_blocks=6, budget=8)
+        worker.add(make_request("pushing", 4), 0.0)
+        step(worker)
+        worker.add(make_request("computing", 16, first=50), 1.0)
+        step(worker)
+        worker.add(make_request("waiting", 16, first=90), 2.0)
+        holders = worker.holders("prefill-0", now_s=5.0)
+        assert [(h.request_id, h.state, h.num_blocks, h.age_s) for h in holders] == [
+            ("pushing", "pushing", 1, 5.0),
+            ("computing", "computing", 4, 4.0),
+            ("waiting", "waiting", 0, 3.0),
+        ]
+        assert [h.epoch for h in holders] == [1, 2, 0]
+        for holder in holders:
+            worker.release(holder.request_id)
+        assert worker.holders("prefill-0", now_s=5.0) == []
+        assert_nothing_is_left(worker)
+
+
 class TestPrefixSharing:
     def test_the_same_prompt_again_computes_only_its_last_block(self):
         worker = make_worker(budget=64)

@@ -10,6 +10,7 @@ def test_a_place_is_held_while_the_context_lasts():
     admission = Admission(2)
     with admission.admitted("a"), admission.admitted("b"):
         assert admission.num_active_requests == 2
+        assert admission.is_active("a") and not admission.is_active("c")
     assert admission.num_active_requests == 0
 
 

@@ -122,9 +122,7 @@ class TestALostDecodeWorker:
             worker.refusal = PeerLost(worker.info.name, end)
             worker.stream.say(END)
 
-    async def test_fails_everybody_who_waits_for_it_and_is_no_member(
-        self, fleet, join, clock, end
-    ):
+    async def test_fails_everybody_who_waits_for_it_and_is_no_member(self, fleet, join, clock, end):
         worker = await join("decode-0")
         member, mailbox = fleet.decode("decode-0"), Mailbox(clock)
         with member.receiving("r", mailbox):
@@ -143,9 +141,7 @@ class TestALostDecodeWorker:
         with fleet.decode("decode-0").serving(make_request()):
             successor = cluster.start("decode-0", incarnation="2")
             self.lose(worker, end)
-            await until(
-                lambda: [m.info for m in fleet.members(Role.DECODE)] == [successor.info]
-            )
+            await until(lambda: [m.info for m in fleet.members(Role.DECODE)] == [successor.info])
             assert fleet.decode("decode-0").num_requests == 0
 
 

@@ -37,9 +37,7 @@ def tokenizer():
     backend = tokenizers.Tokenizer(models.BPE({word: i for i, word in enumerate(words)}, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.add_special_tokens([AddedToken("<s>"), AddedToken("</s>")])
-    return Tokenizer(
-        backend, template=ChatTemplate(TEMPLATE, special_tokens={}), eos_token_ids=EOS
-    )
+    return Tokenizer(backend, template=ChatTemplate(TEMPLATE, special_tokens={}), eos_token_ids=EOS)
 
 
 def refusal(check, *args):

@@ -1,0 +1,219 @@
+"""Whole handoffs over every backend while something goes wrong: nothing unproven is ever served.
+
+Both state machines, the backend and its double for faults run as in the workers; for all but
+memory the prefill end is another process. The end of each test is the same question: did the
+blocks come back once, and was nothing written into them afterwards?
+"""
+
+import time
+
+import pytest
+import torch
+
+from kv_transfer.faulty import Fault, FaultKind, FaultPlan, Step
+from kv_transfer.inbound import InboundState
+from kv_transfer.message import AbortAck, Seal
+from tests.contract.conftest import NIXL, Link, wait_until
+from tests.contract.handoff_ends import DecodeEnd, drain, reservation_of
+from tests.contract.peer import NO_FAULTS, Peer
+
+SOURCE_IDS, TARGET_IDS = (7, 2, 3, 9), (5, 11, 12, 0)
+NEW_OWNERS = 7.25
+LATE_S = 0.4
+
+KINDS = ["memory", "shm", "torch", NIXL]
+IN_PLACE = ["shm", NIXL]
+
+
+class Scene:
+    """One link, one handoff on it, with faults in the peer by `plan`."""
+
+    def __init__(self, kind, peer, plan=NO_FAULTS):
+        self.link = Link(kind, peer, plan=plan)
+        self.peer = self.link.peer
+        self.decode = DecodeEnd(self.link.receiver, self.peer.stream, reservation_of(TARGET_IDS))
+        self.peer.push(reservation_of(TARGET_IDS), SOURCE_IDS, plan)
+
+    def close(self):
+        self.peer.close()
+        drain(self.peer.stream)
+        self.link.close()
+
+    def reuse_blocks(self):
+        """What another request does once the pool gave it these blocks."""
+        self.link.cache[:, :, list(TARGET_IDS)] = NEW_OWNERS
+
+    def are_blocks_untouched(self):
+        return bool((self.link.cache[:, :, list(TARGET_IDS)] == NEW_OWNERS).all())
+
+    def heard(self, kind):
+        return [message for message in self.decode.heard if isinstance(message, kind)]
+
+
+@pytest.fixture(params=KINDS)
+def kind(request):
+    return request.param
+
+
+@pytest.fixture
+def peer():
+    """A peer of its own: its stream ends with its handoff."""
+    peer = Peer()
+    yield peer
+    peer.stop()
+
+
+def sleeping_send(nth):
+    return FaultPlan((Fault(Step.SEND, FaultKind.SLEEP, nth=nth, seconds=LATE_S),))
+
+
+def test_a_handoff_without_faults_is_sealed_with_equal_bytes(kind, shared_peer):
+    scene = Scene(kind, shared_peer)
+    scene.decode.run_to_the_end()
+    assert scene.decode.state is InboundState.SEALED
+    assert scene.peer.result() == ("sealed", None)
+    source = scene.link.source[:, :, list(SOURCE_IDS)]
+    assert torch.equal(scene.link.cache[:, :, list(TARGET_IDS)], source)
+    assert scene.decode.transfer.try_release_blocks() is None
+    scene.close()
+
+
+@pytest.mark.parametrize("nth", [0, 2])
+def test_one_flipped_bit_in_one_piece_is_never_served(kind, shared_peer, nth):
+    scene = Scene(kind, shared_peer, FaultPlan((Fault(Step.SEND, FaultKind.CORRUPT, nth=nth),)))
+    scene.decode.run_to_the_end()
+    assert scene.decode.state is InboundState.CLOSED
+    assert scene.peer.result() == ("failed", "checksum")
+    assert scene.decode.transfer.failure.reason == "checksum"
+    assert scene.decode.transfer.try_release_blocks() == TARGET_IDS
+    assert scene.decode.transfer.try_release_blocks() is None
+    scene.close()
+
+
+@pytest.mark.parametrize("faults", ["last", "all"])
+def test_a_dropped_layer_is_refused_at_the_seal(kind, shared_peer, faults):
+    nth = 2 if faults == "last" else None
+    plan = FaultPlan(tuple(Fault(s, FaultKind.DROP, nth) for s in (Step.SEND, Step.PIECE)))
+    scene = Scene(kind, shared_peer, plan)
+    scene.decode.run_to_the_end()
+    assert scene.heard(Seal)
+    assert scene.peer.result() == ("failed", "missing_pieces")
+    assert scene.decode.transfer.try_release_blocks() == TARGET_IDS
+    scene.close()
+
+
+def test_a_layer_announced_twice_is_refused(shared_peer):
+    scene = Scene("shm", shared_peer, FaultPlan((Fault(Step.PIECE, FaultKind.DUPLICATE, nth=1),)))
+    scene.decode.run_to_the_end()
+    assert scene.peer.result() == ("failed", "refused")
+    assert scene.decode.transfer.try_release_blocks() == TARGET_IDS
+    scene.close()
+
+
+def test_a_writer_that_is_late_after_an_abort_finds_the_blocks_in_quarantine(kind, shared_peer):
+    scene = Scene(kind, shared_peer, sleeping_send(nth=1))
+    decode = scene.decode
+    # 1 one layer arrived, the send of the next is in progress and sleeps
+    decode.run(lambda: len(decode.heard) == 2)
+    # 2 the client leaves: prefill is told, and cannot promise anything yet
+    decode.abort()
+    assert decode.state is InboundState.ABORTING
+    assert decode.transfer.try_release_blocks() is None
+    # 3 the late write happens, then prefill promises, then the blocks are free
+    aborted_s = time.monotonic()
+    decode.run_to_the_end()
+    assert time.monotonic() - aborted_s > LATE_S / 2
+    assert scene.heard(AbortAck)
+    assert decode.transfer.try_release_blocks() == TARGET_IDS
+    # 4 nothing comes after the promise
+    scene.reuse_blocks()
+    assert scene.peer.result() == ("failed", "aborted")
+    scene.close()
+    assert scene.are_blocks_untouched()
+
+
+@pytest.mark.parametrize("kind", IN_PLACE)
+def test_without_the_quarantine_the_late_write_would_hit_the_next_request(kind, shared_peer):
+    scene = Scene(kind, shared_peer, sleeping_send(nth=1))
+    decode = scene.decode
+    decode.run(lambda: len(decode.heard) == 2)
+    decode.abort()
+    scene.reuse_blocks()  # what the pool must never allow
+    assert scene.peer.result() == ("failed", "aborted")
+    assert not scene.are_blocks_untouched()
+    decode.run_to_the_end()
+    scene.close()
+
+
+@pytest.mark.parametrize("kind", IN_PLACE)
+def test_a_writer_that_is_late_when_its_link_is_lost_finds_the_blocks_in_quarantine(kind, peer):
+    scene = Scene(kind, peer, sleeping_send(nth=1))
+    decode = scene.decode
+    decode.run(lambda: len(decode.heard) == 2)
+    decode.lose_link()
+    # 1 prefill's process lives and has said nothing: no proof, however long it takes
+    assert not decode.ask_for_proof()
+    assert decode.transfer.try_release_blocks() is None
+    assert peer.result() == ("failed", "link_lost")
+    assert not decode.ask_for_proof()
+    # 2 its sender is closed: the blocks are free, and stay as their next owner leaves them
+    peer.close()
+    wait_until(decode.ask_for_proof)
+    assert decode.transfer.try_release_blocks() == TARGET_IDS
+    scene.reuse_blocks()
+    time.sleep(0.05)
+    assert scene.are_blocks_untouched()
+    scene.link.close()
+
+
+@pytest.mark.parametrize("kind", IN_PLACE)
+@pytest.mark.parametrize("is_frozen", [False, True], ids=["killed", "frozen and killed"])
+def test_a_writer_that_dies_in_the_middle_of_a_send_frees_the_blocks(kind, peer, is_frozen):
+    scene = Scene(kind, peer, sleeping_send(nth=1))
+    decode = scene.decode
+    decode.run(lambda: len(decode.heard) == 2)
+    if is_frozen:
+        peer.freeze()
+        decode.lose_link()
+        assert not decode.ask_for_proof()
+        peer.kill()
+    else:
+        peer.kill()
+        decode.lose_link()
+    wait_until(decode.ask_for_proof)
+    assert decode.transfer.try_release_blocks() == TARGET_IDS
+    scene.reuse_blocks()
+    time.sleep(LATE_S)
+    assert scene.are_blocks_untouched()
+    scene.link.close()
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault(Step.SEND, FaultKind.RAISE, nth=1),
+        Fault(Step.SEND, FaultKind.DELAY, nth=1, seconds=0.05),
+        Fault(Step.GRANTED, FaultKind.SLEEP, seconds=0.05),
+        Fault(Step.PIECE, FaultKind.CORRUPT, nth=1),
+        Fault(Step.SEAL, FaultKind.DUPLICATE),
+    ],
+    ids=lambda fault: f"{fault.step}-{fault.kind}",
+)
+def test_whatever_happens_both_ends_agree_how_it_ended(kind, shared_peer, fault):
+    scene = Scene(kind, shared_peer, FaultPlan((fault,)))
+    decode = scene.decode
+    if fault.kind is FaultKind.RAISE:
+        # The sender's link is lost: its worker ends the stream, decode notices.
+        decode.run(lambda: len(decode.heard) == 2)
+        assert scene.peer.result() == ("failed", "link_lost")
+        scene.peer.close()
+        scene.link.receiver.close()
+        decode.abort()
+        wait_until(decode.ask_for_proof)
+        assert decode.transfer.try_release_blocks() == TARGET_IDS
+    else:
+        decode.run_to_the_end()
+        is_sealed = decode.state is InboundState.SEALED
+        assert (scene.peer.result()[0] == "sealed") == is_sealed
+        assert is_sealed == (fault.kind is not FaultKind.CORRUPT)
+    scene.close()
