@@ -58,6 +58,12 @@ def _core_errors(peer: str) -> Any:  # Any: a context manager that yields nothin
         yield
     except grpc.RpcError as error:
         raise from_rpc_error(error, peer) from error
+    except asyncio.CancelledError as error:
+        # A channel that is closed cancels its calls, not the task that waits for them.
+        task = asyncio.current_task()
+        if task is not None and task.cancelling() > 0:
+            raise
+        raise PeerLost(peer, "the connection was closed") from error
 
 
 class Duplex(Generic[Sent, Received]):

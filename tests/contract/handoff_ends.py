@@ -172,7 +172,7 @@ class DecodeEnd:
     def run(self, until):
         until_s = time.monotonic() + DEADLINE_S
         while not until():
-            assert time.monotonic() < until_s, self.state
+            assert time.monotonic() < until_s, (self.state, self.heard)
             if self._stream.poll(POLL_S):
                 self._hear(self._stream.recv())
 

@@ -193,7 +193,7 @@ def test_a_writer_that_dies_in_the_middle_of_a_send_frees_the_blocks(kind, peer,
     [
         Fault(Step.SEND, FaultKind.RAISE, nth=1),
         Fault(Step.SEND, FaultKind.DELAY, nth=1, seconds=0.05),
-        Fault(Step.GRANTED, FaultKind.SLEEP, seconds=0.05),
+        Fault(Step.BEGIN, FaultKind.SLEEP, seconds=0.05),
         Fault(Step.PIECE, FaultKind.CORRUPT, nth=1),
         Fault(Step.SEAL, FaultKind.DUPLICATE),
     ],

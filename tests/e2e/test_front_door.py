@@ -74,8 +74,7 @@ def test_both_clients_give_the_same_answer_in_text_chat_and_token_ids(
 
     with Client(cluster.address) as client:
         answers = [
-            "".join(chunk.text for chunk in client.generate(prompt, sampling))
-            for prompt in prompts
+            "".join(chunk.text for chunk in client.generate(prompt, sampling)) for prompt in prompts
         ]
 
     assert answers == asyncio.run(ask_async())
