@@ -7,7 +7,7 @@ one block in one layer (the shape that paged attention kernels take).
 """
 
 import hashlib
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 
 PROTOCOL_VERSION = 1
@@ -54,8 +54,8 @@ class KVLayout:
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of K (or of V) of one block in one layer, each head counted once."""
-        return self.block_size * self.num_kv_heads * self.head_dim * self.dtype.itemsize
+        """Bytes of K (or of V) of one block in one layer, over all ranks."""
+        return self.tensor_parallel_size * self.rank_page_bytes
 
     @property
     def block_bytes(self) -> int:
@@ -86,6 +86,28 @@ class KVLayout:
     def num_blocks(self, num_tokens: int) -> int:
         """Blocks that `num_tokens` tokens fill, the last one perhaps partly."""
         return -(-num_tokens // self.block_size)
+
+    def obstacles(self, other: "KVLayout", *, may_convert_dtype: bool) -> str:
+        """Why KV blocks of this layout cannot become blocks of `other`; empty when they can.
+
+        Block size and tensor-parallel size may differ, the number format if it may be converted.
+        """
+        reshaped = replace(
+            self, block_size=other.block_size, tensor_parallel_size=other.tensor_parallel_size
+        )
+        if may_convert_dtype:
+            reshaped = replace(reshaped, dtype=other.dtype)
+        problem = reshaped.differences(other)
+        return f"{problem} ({self} != {other})" if problem else ""
+
+    def __str__(self) -> str:
+        """For people, on one line."""
+        return (
+            f"{self.dtype} blocks of {self.block_size} tokens, {self.num_layers} layers, "
+            f"{self.num_kv_heads} key/value heads of {self.head_dim} over "
+            f"{self.tensor_parallel_size} ranks, weights {self.weights_hash[:8]}, "
+            f"protocol {self.protocol_version}"
+        )
 
     def differences(self, other: "KVLayout") -> str:
         """Fields whose values differ, with both values, for people; empty when equal."""

@@ -21,6 +21,7 @@ from core.layout import KVLayout
 from core.timeline import TransferReport
 from kv_transfer.message import Abort, AbortAck, Begin, Seal, ToDecode
 from kv_transfer.plan import Piece, PieceId, PieceSizes, Reservation, Span, plan_spans, span_bytes
+from kv_transfer.reshape import source_blocks
 
 
 class OutboundState(Enum):
@@ -56,7 +57,7 @@ _ACTIVE = (OutboundState.BEGINNING, OutboundState.PUSHING, OutboundState.SEALING
 
 @dataclass(frozen=True, slots=True)
 class PieceToSend:
-    """What the backend's `send` is called with."""
+    """What the backend's `send` is called with; `reshape` turns the blocks into pages."""
 
     piece_id: PieceId
     span: Span
@@ -67,7 +68,8 @@ class PieceToSend:
 class OutboundTransfer:
     """The prefill worker's record of one handoff.
 
-    Invariants: at most one send is in progress; nothing is handed out before Granted or after
+    `layout` is decode's, in whose blocks the handoff is planned; `source_layout` is prefill's, the
+    same unless it is given. Invariants: at most one send is in progress; nothing is handed out before Granted or after
     the first Abort in either direction; the source blocks are released at most once, in a final
     state.
     """
@@ -80,12 +82,14 @@ class OutboundTransfer:
         backend: str,
         sizes: PieceSizes,
         deadline_s: float,
+        source_layout: KVLayout | None = None,
     ) -> None:
         self.reservation = reservation
         self.state = OutboundState.BEGINNING
         self.failure: TransferFailed | None = None
         self.deadline_s = deadline_s
         self._layout = layout
+        self._source_layout = source_layout or layout
         self._backend = backend
         self._sizes = sizes
         self._shipped = reservation.shipped_blocks(layout)
@@ -145,7 +149,7 @@ class OutboundTransfer:
     def layers_computed(
         self, num_tokens: int, num_layers: int, source_block_ids: tuple[int, ...]
     ) -> None:
-        """A step that will make `num_tokens` tokens complete has done its first `num_layers` layers.
+        """The step that makes `num_tokens` tokens complete has done its first `num_layers` layers.
 
         Waits until at least `sizes.min_bytes` are ready, so that small prompts go as one piece.
         """
@@ -165,7 +169,9 @@ class OutboundTransfer:
         self._in_progress = PieceToSend(
             piece_id=PieceId(self.reservation.epoch, self._num_handed_out),
             span=span,
-            source_block_ids=self._source_block_ids[blocks],
+            source_block_ids=self._source_block_ids[
+                source_blocks(span, self._source_layout, self._layout)
+            ],
             target_block_ids=self.reservation.block_ids[blocks],
         )
         self._num_handed_out += 1

@@ -1,7 +1,8 @@
 """A KV cache as rows of pages, and the moves that a transfer makes on them.
 
-A page is K or V of one block in one layer, the longest run that is contiguous for one block. A
-row is the pages of one layer's K or V. `HostPages` works on CPU memory through numpy, row by row
+A page is K or V of one block in one layer, the longest run that is contiguous for one block, or a
+part of it where the other cache has another shape (`reshape`). A row is the pages of one layer's K
+or V. `HostPages` works on CPU memory through numpy, row by row
 in chunks that stay in the core's cache, so that a byte is copied and hashed while it is warm;
 `DevicePages` does the same with torch on any device. Both give the bytes of a span in plan
 order, whatever the block ids.
@@ -26,14 +27,18 @@ Selector = slice | np.ndarray[tuple[int], np.dtype[np.intp]]
 
 
 class HostPages:
-    """Pages of a cache in CPU memory. Holds a reference to the tensor's storage."""
+    """Pages of a cache in CPU memory. Holds a reference to the tensor's storage.
+
+    The caches of further ranks may lie behind this one in the storage: pages past the end of a row
+    are theirs.
+    """
 
     def __init__(self, cache_L2NSKD: torch.Tensor) -> None:
-        num_layers, two, num_blocks = cache_L2NSKD.shape[:3]
-        data = cache_L2NSKD.view(torch.uint8).reshape(-1).numpy()
-        self.page_bytes = data.nbytes // (num_layers * two * num_blocks)
+        num_layers, two, self._num_row_pages = cache_L2NSKD.shape[:3]
+        self.page_bytes = cache_L2NSKD[0, 0, 0].nbytes
         page = np.dtype((np.void, self.page_bytes))
-        self._pages_RN = data.view(page).reshape(num_layers * two, num_blocks)
+        self._pages = flat_pages(cache_L2NSKD).view(torch.uint8).reshape(-1).numpy().view(page)
+        self._num_reached = len(self._pages) - (num_layers * two - 1) * self._num_row_pages
         chunk_pages = max(1, CHUNK_BYTES // self.page_bytes)
         self._chunk_pages = chunk_pages
         self._scratch = np.empty(chunk_pages, dtype=page)
@@ -54,7 +59,7 @@ class HostPages:
         digest = xxhash.xxh3_64()
         for row, start, selector in self._chunks(span, block_ids):
             part = staged[start : start + _length(selector)]
-            self._pages_RN[row][selector] = part
+            self._row(row)[selector] = part
             digest.update(_bytes_of(part))
         return digest.intdigest()
 
@@ -79,12 +84,16 @@ class HostPages:
             self._chunks(span, block_ids), targets, strict=True
         ):
             pages = self._warm(row, selector)
-            target._pages_RN[row][target_selector] = pages
+            target._row(row)[target_selector] = pages
             digest.update(_bytes_of(pages))
         return digest.intdigest()
 
+    def _row(self, row: int) -> Any:  # numpy cannot type void pages
+        start = row * self._num_row_pages
+        return self._pages[start : start + self._num_reached]
+
     def _staged(self, staging: torch.Tensor) -> Any:  # numpy cannot type void pages
-        return staging.numpy().view(self._pages_RN.dtype)
+        return staging.numpy().view(self._pages.dtype)
 
     def _chunks(self, span: Span, block_ids: Sequence[int]) -> Iterator[tuple[int, int, Selector]]:
         """(row, first page in plan order, cache blocks) of each part of the span."""
@@ -101,14 +110,14 @@ class HostPages:
 
     def _read(self, row: int, selector: Selector, out: Any) -> None:
         if isinstance(selector, slice):
-            out[:] = self._pages_RN[row][selector]
+            out[:] = self._row(row)[selector]
         else:
-            np.take(self._pages_RN[row], selector, out=out, mode="clip")
+            np.take(self._row(row), selector, out=out, mode="clip")
 
     def _warm(self, row: int, selector: Selector) -> Any:
         """The pages as one contiguous run: in place if they are one, else copied to scratch."""
         if isinstance(selector, slice):
-            return self._pages_RN[row][selector]
+            return self._row(row)[selector]
         scratch = self._scratch[: len(selector)]
         self._read(row, selector, scratch)
         return scratch
@@ -151,6 +160,21 @@ class DevicePages:
 
 
 Pages = HostPages | DevicePages
+
+
+def view_as_pages(cache_L2NSKD: torch.Tensor, num_pages_per_block: int) -> torch.Tensor:
+    """The cache with its blocks cut into pages: L x 2 x pages x elements."""
+    num_layers, two, num_blocks = cache_L2NSKD.shape[:3]
+    return cache_L2NSKD.view(num_layers, two, num_blocks * num_pages_per_block, -1)
+
+
+def flat_pages(cache_L2NSKD: torch.Tensor) -> torch.Tensor:
+    """Pages x elements, from the cache's first page to the end of its storage."""
+    page_elements = cache_L2NSKD[0, 0, 0].numel()
+    first = cache_L2NSKD.storage_offset()
+    num_elements = cache_L2NSKD.untyped_storage().nbytes() // cache_L2NSKD.itemsize - first
+    shape = (num_elements // page_elements, page_elements)
+    return torch.as_strided(cache_L2NSKD, shape, (page_elements, 1), first)
 
 
 def pages_of(cache_L2NSKD: torch.Tensor) -> Pages:

@@ -14,15 +14,17 @@ Ids count the pages of one row (K or V of one layer) of rank 0's cache. The cach
 ranks lie behind it in the same storage, so their pages have ids past the end of the row.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import gcd
+from typing import Any  # numpy shapes
 
 import numpy as np
 
 from core.layout import KVLayout
 from core.link import Span
 
-Ids = np.ndarray[tuple[int], np.dtype[np.intp]]
+Ids = np.ndarray[Any, np.dtype[np.intp]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,17 +69,69 @@ class Reshape:
         self.page = page_shape(source.layout, target.layout)
         self._source = source
         self._target = target
-        self._num_pages = self.page.num_per_block(target.layout)
-        self._target_offsets = self._offsets(target, range(target.layout.tensor_parallel_size))
-        # Where the source has the heads of the target's ranks, in their order.
         ranks = range(target.layout.tensor_parallel_size)
-        self._wanted = [h for r in ranks for h in target.layout.kv_heads_of(r)][
-            :: self.page.num_heads
-        ]
+        step = self.page.num_heads
+        held = [(rank, head) for rank in ranks for head in target.layout.kv_heads_of(rank)[::step]]
+        holders = [(_first_holder(source.layout, head), head) for _, head in held]
+        self._target_heads = self._head_ids(target, held)
+        self._source_heads = self._head_ids(source, holders)
+
+    @property
+    def num_block_pages(self) -> int:
+        """Pages of one block of the target, over all its ranks."""
+        num_runs = self._target.layout.block_size // self.page.num_tokens
+        return num_runs * len(self._target_heads)
 
     def span(self, span: Span) -> Span:
         """The span with pages in the place of blocks."""
-        num = self._num_pages * self._target.layout.tensor_parallel_size
+        num = self.num_block_pages
         return Span(
             span.first_layer, span.num_layers, span.first_block * num, span.num_blocks * num
         )
+
+    def target_pages(self, block_ids: Sequence[int]) -> Ids:
+        """Pages of these blocks of the target, in plan order."""
+        slots = np.arange(0, self._target.layout.block_size, self.page.num_tokens)
+        runs = self._run_ids(self._target, np.asarray(block_ids, np.intp)[:, None], slots[None])
+        return (runs.reshape(-1, 1) + self._target_heads).reshape(-1)
+
+    def source_pages(self, span: Span, block_ids: Sequence[int]) -> Ids:
+        """Pages of the source that fill the span, each at its place in plan order.
+
+        block_ids are the source's blocks at `source_blocks(span)`; the last ones may be missing.
+        """
+        source, num_tokens = self._source.layout, self.page.num_tokens
+        first, stop = (x * self._target.layout.block_size for x in (span.blocks.start, span.blocks.stop))
+        positions = np.arange(first, stop, num_tokens) - first // source.block_size * source.block_size
+        positions = np.minimum(positions, len(block_ids) * source.block_size - num_tokens)
+        places, slots = np.divmod(positions, source.block_size)
+        runs = self._run_ids(self._source, np.asarray(block_ids, np.intp)[places], slots)
+        return (runs[:, None] + self._source_heads).reshape(-1)
+
+    def _run_ids(self, cache: CacheShape, block_ids: Ids, slots: Ids) -> Ids:
+        """Rank 0's first page of each token run."""
+        num_head_runs = cache.layout.num_rank_kv_heads // self.page.num_heads
+        num_pages = self.page.num_per_block(cache.layout)
+        return block_ids * num_pages + slots // self.page.num_tokens * num_head_runs
+
+    def _head_ids(self, cache: CacheShape, heads: Sequence[tuple[int, int]]) -> Ids:
+        """What to add to a token run's first page, for each (rank, first head of a head run)."""
+        rank_pages = 2 * cache.layout.num_layers * row_pages(cache, self.page)
+        return np.array(
+            [
+                rank * rank_pages
+                + (head - cache.layout.kv_heads_of(rank).start) // self.page.num_heads
+                for rank, head in heads
+            ],
+            dtype=np.intp,
+        )
+
+
+def row_pages(cache: CacheShape, page: PageShape) -> int:
+    """Pages of K or V of one layer in the cache of one rank."""
+    return cache.num_blocks * page.num_per_block(cache.layout)
+
+
+def _first_holder(layout: KVLayout, head: int) -> int:
+    ranks = range(layout.tensor_parallel_size)
+    return next(rank for rank in ranks if head in layout.kv_heads_of(rank))

@@ -66,6 +66,11 @@ class ShmBackend:
         self._storage = torch.frombuffer(_map(self._memfd, num_bytes), dtype=torch.uint8)
         return self._storage
 
+    @property
+    def fd(self) -> int:
+        """What another rank of this worker maps."""
+        return self._memfd
+
     def offer(self, link_id: str, cache_L2NSKD: torch.Tensor) -> tuple[Offer, "ShmReceiver"]:
         """A new link into `cache_L2NSKD`, which lies in the storage that was allocated."""
         assert self._storage is not None
@@ -196,13 +201,13 @@ class ShmSender:
             raise PeerLost(self._peer, f"it did not hand out its cache: {error}") from error
         shape = list(cache_L2NSKD.shape)
         shape[2] = int(offer.parameters["num_blocks"])
+        # A view of all that follows, so that pages of further ranks can be reached.
+        behind = torch.frombuffer(self._mapping, dtype=torch.uint8)[
+            int(offer.parameters["cache_offset"]) :
+        ]
+        num_bytes = torch.Size(shape).numel() * cache_L2NSKD.itemsize
         self._target: HostPages | None = HostPages(
-            torch.frombuffer(
-                self._mapping,
-                dtype=cache_L2NSKD.dtype,
-                count=torch.Size(shape).numel(),
-                offset=int(offer.parameters["cache_offset"]),
-            ).view(shape)
+            behind[:num_bytes].view(cache_L2NSKD.dtype).view(shape)
         )
 
     @property

@@ -108,6 +108,11 @@ def test_each_fault_in_each_state(state, fault, told, free):
     assert_nothing_is_left(world)
 
 
+def test_the_matrix_has_every_way_to_give_up_in_every_state():
+    rows = {row[:2] for row in MATRIX}
+    assert rows >= {(s, fault) for s in STATES for fault in ("cancel", "session_lost", "deadline")}
+
+
 def finish(case):
     """The request goes on from wherever it is, over a new link if its own is gone."""
     world = case.world

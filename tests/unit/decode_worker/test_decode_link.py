@@ -1,0 +1,153 @@
+"""Links into a decode worker, over the in-process backend: who is let in, and how a link ends."""
+
+import asyncio
+import dataclasses
+import threading
+
+import pytest
+import torch
+
+from core.clock import ManualClock
+from core.config import TransferConfig
+from core.errors import ConfigError, LayoutMismatch, PeerLost, TransferFailed
+from core.link import Begin, LinkOpened, LinkRefused, OpenLink, PieceAck
+from decode_worker.link import LinkServer
+from kv_transfer.backend import BackendKind, Offer
+from kv_transfer.shm import host_id
+from tests.unit.decode_worker.driver import LAYOUT, World, assert_nothing_is_left
+
+OPEN = OpenLink("prefill-0", "p1", "1", LAYOUT, "auto", host_id(), "cpu")
+
+
+class SlowBackend:
+    """A backend whose `take` returns when the test lets it, with the right checksum or an error."""
+
+    def __init__(self):
+        self.may_return = threading.Event()
+        self.is_taking = threading.Event()
+        self.error = None
+        self.is_closed = False
+        self.checksum = 7
+
+    def offer(self, link_id, cache_L2NSKD):
+        return Offer("shm", {"link_id": link_id}), self
+
+    def accept(self, timeout_s):
+        pass
+
+    def take(self, span, target_block_ids):
+        self.is_taking.set()
+        assert self.may_return.wait(10.0)
+        if self.error is not None:
+            raise self.error
+        return self.checksum
+
+    def is_writer_gone(self):
+        return self.is_closed
+
+    def close(self):
+        self.is_closed = True
+
+
+class LinkWorld(World):
+    def __init__(self):
+        super().__init__()
+        self.backend = SlowBackend()
+        shape = (LAYOUT.num_layers, 2, 16, LAYOUT.block_size, 1, LAYOUT.head_dim)
+        self.server = LinkServer(
+            self.worker._info,
+            self.worker,
+            torch.zeros(shape, dtype=torch.bfloat16),
+            {BackendKind.SHM: self.backend},
+            config=TransferConfig(),
+            clock=ManualClock(),
+        )
+        self.incoming = asyncio.Queue()
+        self.said = []
+
+    async def messages(self):
+        while (message := await self.incoming.get()) is not None:
+            yield message
+
+    def open(self, opening=OPEN):
+        self.incoming.put_nowait(opening)
+        return asyncio.create_task(self.server.serve(self.messages(), self.said.append))
+
+    async def taking(self):
+        """A link whose thread has the first piece in hand; its task."""
+        self.reserve()
+        task = self.open()
+        self.incoming.put_nowait(Begin("r", self.epoch()))
+        self.incoming.put_nowait(self.pieces()[0])
+        assert await asyncio.to_thread(self.backend.is_taking.wait, 10.0)
+        return task
+
+
+@pytest.mark.parametrize(
+    ("change", "kind"),
+    [
+        ({"decode_incarnation": "0"}, PeerLost),
+        ({"layout": dataclasses.replace(LAYOUT, num_layers=9)}, LayoutMismatch),
+        ({"backend": "torch"}, ConfigError),
+    ],
+)
+async def test_a_link_that_cannot_be_is_refused_with_the_reason(change, kind):
+    world = LinkWorld()
+    await world.open(dataclasses.replace(OPEN, **change))
+    (refused,) = world.said
+    assert isinstance(refused, LinkRefused)
+    assert isinstance(refused.error, kind)
+    assert world.server.statuses == ()
+
+
+@pytest.mark.parametrize("first", [None, PieceAck("r", 1, 0)])
+async def test_a_stream_that_opens_no_link_is_ended(first):
+    world = LinkWorld()
+    await world.open(first)
+    assert world.said == []
+
+
+async def test_a_link_is_known_from_its_opening_to_the_end_of_its_stream():
+    world = LinkWorld()
+    world.backend.may_return.set()
+    task = await world.taking()
+    (status,) = world.server.statuses
+    assert (status.peer, status.backend) == ("prefill-0", "shm")
+    assert status.reason == "both caches lie in the memory of one host"
+    world.incoming.put_nowait(None)
+    await task
+    assert isinstance(world.said[0], LinkOpened)
+    assert world.said[-1] == PieceAck("r", world.epoch(), 0)
+    assert world.server.num_bytes == world.pieces()[0].num_bytes
+    assert world.server.statuses == ()
+    assert world.backend.is_closed
+    assert_nothing_is_left(world)
+
+
+async def test_a_take_that_fails_ends_the_link_and_its_handoffs():
+    world = LinkWorld()
+    world.backend.error = PeerLost("prefill-0", "killed")
+    world.backend.may_return.set()
+    task = await world.taking()
+    await task
+    error = world.error()
+    assert isinstance(error, TransferFailed)
+    assert "killed" in error.detail
+    assert_nothing_is_left(world)
+
+
+@pytest.mark.parametrize("num_cancels", [1, 3])
+async def test_a_link_that_is_dropped_keeps_its_blocks_until_its_thread_has_returned(num_cancels):
+    world = LinkWorld()
+    task = await world.taking()
+    world.cancel()
+    for _ in range(num_cancels):
+        task.cancel()
+        for _ in range(5):
+            await asyncio.sleep(0)
+    assert not task.done()
+    assert world.pool.counts().quarantined == 2
+    world.backend.may_return.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert_nothing_is_left(world)
