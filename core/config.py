@@ -112,8 +112,6 @@ class TransferConfig(_Section):
     """shm: same host; torch: gloo between CPUs, NCCL between CUDA devices; auto: per pair."""
     piece: ByteSize = Field(default=ByteSize(8 * MIB), ge=4096)
     """Most bytes that are sent and checked as one piece."""
-    min_piece: ByteSize = Field(default=ByteSize(MIB), ge=1)
-    """Layers that are ready wait for each other until they make up this many bytes."""
     connect_timeout_s: Seconds = 10.0
     """Longest wait for the other end of a new link."""
 

@@ -38,12 +38,18 @@ class WorkerInfo:
 
 @dataclass(frozen=True, slots=True)
 class LinkStatus:
-    """One KV link: its other end, its backend and why that one, bytes acknowledged."""
+    """One KV link: its other end, its backend and why that one, bytes acknowledged.
+
+    The sending side also tells the measured round trip of a small piece and the bytes that the
+    link carries while it is busy; None until a piece was acknowledged.
+    """
 
     peer: WorkerName
     backend: str
     reason: str
     num_bytes: int
+    latency_s: float | None = None
+    bytes_per_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from core.completion import ChatMessage, Completion
 from core.config import ClusterConfig, load_config
 from core.errors import TwophaseError
 from core.process import EXIT_REFUSED
-from core.worker import WorkerStatus
+from core.worker import LinkStatus, WorkerStatus
 from deploy.phase_bar import duration, phase_bar, phase_legend, summary
 from twophase.client import Client, Prompt, Sampling
 
@@ -119,7 +119,7 @@ def status(address: Address = DEFAULT_ADDRESS) -> None:
         for link in worker.links if worker.role == "prefill" else ():
             out.print(
                 f"link {worker.name} to {link.peer}: {link.backend} ({link.reason}), "
-                f"{link.num_bytes / 1e6:.1f} MB moved"
+                f"{link.num_bytes / 1e6:.1f} MB moved{_speed(link)}"
             )
 
 
@@ -268,6 +268,12 @@ def _stream(client: Client, prompt: Prompt, sampling: Sampling) -> None:
     if completion is not None:
         out.print(phase_bar(completion).append("  ").append_text(phase_legend(completion)))
         out.print(summary(completion), style="dim", highlight=False)
+
+
+def _speed(link: LinkStatus) -> str:
+    if link.latency_s is None or link.bytes_per_s is None:
+        return ""
+    return f", {link.bytes_per_s / 1e9:.2f} GB/s, {duration(link.latency_s)} a round trip"
 
 
 def _worker_table(workers: tuple[WorkerStatus, ...]) -> Table:

@@ -21,9 +21,14 @@ from core.request import RequestId, WorkerName
 from core.timeline import TransferReport
 from core.worker import LinkStatus
 from kv_transfer.backend import Sender
+from kv_transfer.meter import LinkMeter
 from kv_transfer.outbound import OutboundTransfer
+from kv_transfer.plan import PieceSizes
 from prefill_worker.worker import Computed, LayersComputed
 from twophase.peer import Duplex, lost
+
+# Layers of a chunk wait for each other at least until they make up this many bytes.
+MIN_PIECE_BYTES = 512 << 10
 
 
 class Handoff:
@@ -109,6 +114,7 @@ class Link:
         self._sender = sender
         self._stream = stream
         self._messages = messages
+        self._meter = LinkMeter()
         self._handoffs: dict[tuple[RequestId, int], Handoff] = {}
         self._work = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"link-{peer_name}")
@@ -116,12 +122,28 @@ class Link:
     @property
     def status(self) -> LinkStatus:
         """What an operator sees of the link."""
-        return LinkStatus(self.peer_name, self._opened.kind, self._opened.reason, self.num_bytes)
+        speed = self._meter.speed
+        return LinkStatus(
+            self.peer_name,
+            self._opened.kind,
+            self._opened.reason,
+            self.num_bytes,
+            speed.latency_s,
+            speed.bytes_per_s,
+        )
 
-    @property
-    def max_piece_bytes(self) -> int:
-        """Most bytes that the backend takes as one piece."""
-        return self._sender.max_piece_bytes
+    def piece_sizes(self, most: int) -> PieceSizes:
+        """Bounds of a piece: `most` or what the backend takes, and what is worth a round trip.
+
+        A piece of latency x bandwidth bytes spends half of its time on the round trip; smaller
+        ones cost more than they hide. The floor keeps a link that only ever carried small pieces,
+        whose rate is that of its round trips, from asking for smaller and smaller ones.
+        """
+        speed, largest = self._meter.speed, min(most, self._sender.max_piece_bytes)
+        smallest = MIN_PIECE_BYTES
+        if speed.latency_s is not None and speed.bytes_per_s is not None:
+            smallest = max(smallest, int(speed.latency_s * speed.bytes_per_s))
+        return PieceSizes(min(smallest, largest), largest)
 
     @property
     def num_open_transfers(self) -> int:
@@ -179,7 +201,9 @@ class Link:
         if isinstance(message, say.LinkOpened | say.LinkRefused):
             return
         if isinstance(message, say.PieceAck):
-            self._sender.acknowledge(PieceId(message.epoch, message.index))
+            piece_id = PieceId(message.epoch, message.index)
+            self._sender.acknowledge(piece_id)
+            self._meter.acknowledged(piece_id, self.clock.now_s())
         handoff = self._handoffs.get((message.request_id, message.epoch))
         if handoff is not None:
             self._answer(handoff.transfer, message)
@@ -212,7 +236,8 @@ class Link:
                     await self._push_piece(handoff)
 
     async def _push_piece(self, handoff: Handoff) -> None:
-        piece = handoff.transfer.next_piece(self.clock.now_s())
+        started_s = self.clock.now_s()
+        piece = handoff.transfer.next_piece(started_s)
         if piece is None:
             return
         try:
@@ -228,7 +253,11 @@ class Link:
             handoff.transfer.send_failed(str(error))
             self.close()
             return
-        self.say(handoff.transfer.sent(checksum))
+        messages = handoff.transfer.sent(checksum)
+        for message in messages:
+            if isinstance(message, say.Piece):
+                self._meter.sent(message.piece_id, message.num_bytes, started_s)
+        self.say(messages)
         self.changed(handoff)
 
     def _end(self, error: PeerLost) -> None:

@@ -17,7 +17,7 @@ from engine.kv_cache import KVCache
 from kv_transfer.backend import Offer
 from kv_transfer.connection import connect
 from kv_transfer.outbound import OutboundTransfer
-from kv_transfer.plan import PieceSizes, Reservation
+from kv_transfer.plan import Reservation
 from kv_transfer.shm import host_id
 from prefill_worker.link import Handoff, Link
 from twophase.peer import Peer
@@ -89,10 +89,7 @@ class LinkPool:
             ),
             layout=self._identity.layout,
             backend=link.status.backend,
-            sizes=PieceSizes(
-                min_bytes=self._config.min_piece,
-                max_bytes=min(self._config.piece, link.max_piece_bytes),
-            ),
+            sizes=link.piece_sizes(self._config.piece),
             deadline_s=request.deadline_s,
         )
         return link.begin(transfer)

@@ -32,6 +32,8 @@ def status_to_wire(status: WorkerStatus) -> pb.WorkerStatus:
                 backend=link.backend,
                 reason=link.reason,
                 num_bytes=link.num_bytes,
+                latency_s=link.latency_s,
+                bytes_per_s=link.bytes_per_s,
             )
             for link in status.links
         ],
@@ -59,7 +61,14 @@ def status_from_wire(message: pb.WorkerStatus) -> WorkerStatus:
         num_transfer_bytes=message.num_transfer_bytes,
         num_waiting_prompt_tokens=message.num_waiting_prompt_tokens,
         links=tuple(
-            LinkStatus(WorkerName(link.peer), link.backend, link.reason, link.num_bytes)
+            LinkStatus(
+                WorkerName(link.peer),
+                link.backend,
+                link.reason,
+                link.num_bytes,
+                link.latency_s if link.HasField("latency_s") else None,
+                link.bytes_per_s if link.HasField("bytes_per_s") else None,
+            )
             for link in message.links
         ),
     )

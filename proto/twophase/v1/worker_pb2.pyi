@@ -125,16 +125,20 @@ class BlockHolder(_message.Message):
     def __init__(self, worker: _Optional[str] = ..., request_id: _Optional[str] = ..., state: _Optional[str] = ..., num_blocks: _Optional[int] = ..., epoch: _Optional[int] = ..., age_s: _Optional[float] = ...) -> None: ...
 
 class LinkStatus(_message.Message):
-    __slots__ = ("peer", "backend", "reason", "num_bytes")
+    __slots__ = ("peer", "backend", "reason", "num_bytes", "latency_s", "bytes_per_s")
     PEER_FIELD_NUMBER: _ClassVar[int]
     BACKEND_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LATENCY_S_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
     peer: str
     backend: str
     reason: str
     num_bytes: int
-    def __init__(self, peer: _Optional[str] = ..., backend: _Optional[str] = ..., reason: _Optional[str] = ..., num_bytes: _Optional[int] = ...) -> None: ...
+    latency_s: float
+    bytes_per_s: float
+    def __init__(self, peer: _Optional[str] = ..., backend: _Optional[str] = ..., reason: _Optional[str] = ..., num_bytes: _Optional[int] = ..., latency_s: _Optional[float] = ..., bytes_per_s: _Optional[float] = ...) -> None: ...
 
 class WireRequest(_message.Message):
     __slots__ = ("request_id", "prompt_token_ids", "sampling", "remaining_s")

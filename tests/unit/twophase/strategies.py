@@ -155,7 +155,16 @@ statuses = fields(
     num_transfer_bytes=wides,
     num_waiting_prompt_tokens=wides,
     links=st.lists(
-        fields(LinkStatus, peer=names, backend=texts, reason=texts, num_bytes=wides), max_size=2
+        fields(
+            LinkStatus,
+            peer=names,
+            backend=texts,
+            reason=texts,
+            num_bytes=wides,
+            latency_s=st.none() | st.floats(0, 1e9),
+            bytes_per_s=st.none() | st.floats(0, 1e15),
+        ),
+        max_size=2,
     ).map(tuple),
 )
 reservations = fields(
