@@ -112,6 +112,10 @@ class TransferConfig(_Section):
     """shm: same host; torch: gloo between CPUs, NCCL between CUDA devices; auto: per pair."""
     piece: ByteSize = Field(default=ByteSize(8 * MIB), ge=4096)
     """Most bytes that are sent and checked as one piece."""
+    idle_timeout_s: Seconds = 600.0
+    """A link that carried nothing for this long is closed; the next handoff makes a new one."""
+    max_links: int = Field(default=256, ge=1)
+    """Links of one prefill worker; the one that was idle longest makes room for a new one."""
     connect_timeout_s: Seconds = 10.0
     """Longest wait for the other end of a new link."""
 

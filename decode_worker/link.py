@@ -187,10 +187,12 @@ async def _until_done(future: Future[int]) -> None:
     A link that is being dropped has to wait, too: until its thread has returned it may write.
     """
     is_cancelled = False
-    while not future.done():
+    waiting = asyncio.wrap_future(future)
+    while not waiting.done():
         try:
-            await asyncio.wait([asyncio.wrap_future(future)])
+            await asyncio.wait([waiting])
         except asyncio.CancelledError:
             is_cancelled = True
+    waiting.exception()  # read here, or asyncio logs it as never retrieved
     if is_cancelled:
         raise asyncio.CancelledError

@@ -116,12 +116,13 @@ class CpuAttention:
             RuntimeError: numba finds no place for its compiled code.
             ValueError: the kernel does not take this head size.
         """
-        from engine.decode_kernel import decode_attention, lanes_of
+        from engine.decode_kernel import decode_attention, tile_of
 
         self.name = "numba"
         self.reason = "CPU with numba: paged kernel for decode, fused torch attention for prefill"
         self._decode = decode_attention
-        self._lanes = lanes_of(head_dim)
+        self._tile_of = tile_of
+        self._tile_of(1, head_dim)  # refuses a head size that the kernel does not take
         self._scale = np.float32(head_dim**-0.5)
 
     def paged_attention(
@@ -143,7 +144,8 @@ class CpuAttention:
                 batch.context_lens_B.numpy(),
             )
             q, kv, out = bits(q_THD), bits(kv_2NSKD), bits(out_THD)
-            self._decode(self._lanes, q, kv, where, self._scale, out)
+            tile = self._tile_of(q_THD.shape[1] // kv_2NSKD.shape[3], q_THD.shape[2])
+            self._decode(tile, q, kv, where, self._scale, out)
         return out_THD
 
 

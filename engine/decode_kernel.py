@@ -1,42 +1,50 @@
 """Paged attention of single query tokens on a CPU, compiled by numba.
 
 One sequence at a time: scores of all heads over all blocks, softmax, weighted sum of V. The query
-heads that share a key/value head are taken together, so each page is read once from memory. After
-PagedAttention (vLLM, SOSP'23, s.4.2); two passes with a score row per head instead of online
-softmax, since on a CPU the scores stay in the second-level cache. bfloat16 as uint16 bits.
-
-The head size comes as the length of a tuple, `lanes`, because that makes it a constant of the
-compiled code: loops of known length run a quarter faster here. (Constants of a closure would do
-the same, but numba compiles closures over other kernels anew in every process.)
+heads that share a key/value head are taken together, so each row of a page is widened once, and
+their queries or sums stay in registers; the same row of the next page is fetched meanwhile, since
+the processor cannot guess where it lies (-40 % at 8 x 512 tokens). After PagedAttention (vLLM,
+SOSP'23, s.4.2); two passes with a score row per head instead of online softmax, since on a CPU the
+scores stay in the second-level cache. bfloat16 as uint16 bits.
 
 Letters: B sequences, T tokens, H query heads, K key/value heads, D head size, N blocks, S slots,
-P block-table width, L context length.
+P block-table width, L context length, G heads taken together.
 """
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from engine.kernels import ONE, ZERO, Array, compiled, exp, narrow, widen
+from engine.vectors import LANE_WIDTH, add_weighted, load, prefetch, store, store_dots
 
-LANE_WIDTH = 8
-Lanes = tuple[int, ...]
+TILE_SIZE = 256  # numbers of several heads that 32 registers hold, with room for a row of K or V
+TOKENS_AT_ONCE = 4  # what store_dots takes
+ONE_HEAD = (0,)
+Tile = tuple[tuple[int, ...], tuple[int, ...]]
 
 
-def lanes_of(head_dim: int) -> Lanes:
-    """The first argument of the kernel: head_dim / 8 zeros.
+@lru_cache
+def tile_of(num_groups: int, head_dim: int) -> Tile:
+    """The first argument of the kernel: G and D / 8 as tuples of zeros of that length.
+
+    G divides the group, the heads that share a key/value head. Lengths of tuples are constants of
+    the compiled code.
 
     Raises:
         ValueError: head_dim is not a multiple of 8.
     """
     if head_dim % LANE_WIDTH:
         raise ValueError(f"head size {head_dim} is not a multiple of {LANE_WIDTH}")
-    return (0,) * (head_dim // LANE_WIDTH)
+    most = max(1, TILE_SIZE // head_dim)
+    num_heads = max(g for g in range(1, most + 1) if num_groups % g == 0)
+    return (0,) * num_heads, (0,) * (head_dim // LANE_WIDTH)
 
 
 @compiled
 def decode_attention(
-    lanes: Lanes,
+    tile: Tile,
     q_THD: Array,
     kv_2NSKD: Array,
     where: tuple[Array, Array, Array, Array],
@@ -49,11 +57,11 @@ def decode_attention(
     the rows themselves already lie in the cache; pages are read up to the context length only.
     """
     rows, sequences, block_tables_BP, context_lens_B = where
-    S, H, D = kv_2NSKD.shape[2], q_THD.shape[1], LANE_WIDTH * len(lanes)
+    H, D = q_THD.shape[1], LANE_WIDTH * len(tile[1])
     longest = 0
     for b in sequences:
         longest = max(longest, context_lens_B[b])
-    scores_HL = np.empty((H, longest), np.float32)
+    scores_HL = np.empty((H, longest + TOKENS_AT_ONCE - 1), np.float32)
     q_HD, sums_HD = np.empty((H, D), np.float32), np.empty((H, D), np.float32)
     for i in range(rows.size):
         row, b = rows[i], sequences[i]
@@ -62,11 +70,9 @@ def decode_attention(
             for d in range(D):
                 q_HD[h, d] = widen(q_THD[row, h, d]) * scale
                 sums_HD[h, d] = ZERO
-        for at in range(0, length, S):
-            _score(lanes, q_HD, kv_2NSKD, block_tables_BP[b, at // S], scores_HL, (at, length))
+        _score(tile, q_HD, kv_2NSKD, block_tables_BP[b], length, scores_HL)
         softmax(scores_HL, length)
-        for at in range(0, length, S):
-            _weigh(lanes, scores_HL, kv_2NSKD, block_tables_BP[b, at // S], sums_HD, (at, length))
+        _weigh(tile, scores_HL, kv_2NSKD, block_tables_BP[b], length, sums_HD)
         for h in range(H):
             for d in range(D):
                 out_THD[row, h, d] = narrow(sums_HD[h, d], out_THD[row, h, d])
@@ -107,90 +113,51 @@ def _largest(scores_HL: Array, h: Any, length: Any, tops: Array) -> Any:
 
 @compiled
 def _score(
-    lanes: Lanes, q_HD: Array, kv: Array, block: Any, scores_HL: Array, span: tuple[Any, Any]
+    tile: Tile, q_HD: Array, kv_2NSKD: Array, table_P: Array, length: Any, scores_HL: Array
 ) -> None:
-    """Scores of one block: four tokens by two heads at a time. span: its first token, length."""
-    D, (at, length) = LANE_WIDTH * len(lanes), span
-    K = kv.shape[3]
-    groups = q_HD.shape[0] // K
-    num = min(kv.shape[2], length - at)
-    four = num // 4 * 4
-    for h in range(K):
-        first, last = h * groups, h * groups + groups
-        for s in range(0, four, 4):
-            i = at + s
-            for g in range(first, last - 1, 2):
-                a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = ZERO
-                for d in range(D):
-                    a, b = q_HD[g, d], q_HD[g + 1, d]
-                    k0, k1 = widen(kv[0, block, s, h, d]), widen(kv[0, block, s + 1, h, d])
-                    k2, k3 = widen(kv[0, block, s + 2, h, d]), widen(kv[0, block, s + 3, h, d])
-                    a0, a1, a2, a3 = a0 + a * k0, a1 + a * k1, a2 + a * k2, a3 + a * k3
-                    b0, b1, b2, b3 = b0 + b * k0, b1 + b * k1, b2 + b * k2, b3 + b * k3
-                scores_HL[g, i], scores_HL[g, i + 1] = a0, a1
-                scores_HL[g, i + 2], scores_HL[g, i + 3] = a2, a3
-                scores_HL[g + 1, i], scores_HL[g + 1, i + 1] = b0, b1
-                scores_HL[g + 1, i + 2], scores_HL[g + 1, i + 3] = b2, b3
-            if groups % 2:
-                a0 = a1 = a2 = a3 = ZERO
-                for d in range(D):
-                    a = q_HD[last - 1, d]
-                    a0 += a * widen(kv[0, block, s, h, d])
-                    a1 += a * widen(kv[0, block, s + 1, h, d])
-                    a2 += a * widen(kv[0, block, s + 2, h, d])
-                    a3 += a * widen(kv[0, block, s + 3, h, d])
-                scores_HL[last - 1, i], scores_HL[last - 1, i + 1] = a0, a1
-                scores_HL[last - 1, i + 2], scores_HL[last - 1, i + 3] = a2, a3
-        for s in range(four, num):
-            for g in range(first, last):
-                scores_HL[g, at + s] = _dot(q_HD[g], kv[0, block, s, h])
+    """Scores of all heads, four tokens at a time.
+
+    At the end of a block the last token stands in for those that are missing of four; their
+    scores are written over by the next block, or lie behind the end.
+    """
+    heads, lanes = tile
+    D, (_, _, S, K, _), (H, L) = LANE_WIDTH * len(lanes), kv_2NSKD.shape, scores_HL.shape
+    q, kv, scores = q_HD.reshape(-1), kv_2NSKD.reshape(-1), scores_HL.reshape(-1)
+    last_block, token = (length - 1) // S, K * D
+    for p in range(last_block + 1):
+        block, following = table_P[p] * S * token, table_P[min(p + 1, last_block)] * S * token
+        last = min(S, length - p * S) - 1
+        for h in range(0, H, len(heads)):
+            q_GD = load(q, h * D, heads, lanes)
+            first, ahead, at = block + h * K // H * D, following + h * K // H * D, h * L + p * S
+            for s in range(0, last + 1, TOKENS_AT_ONCE):
+                s1, s2, s3 = min(s + 1, last), min(s + 2, last), min(s + 3, last)
+                for t in (s, s1, s2, s3):
+                    prefetch(kv, ahead + t * token, lanes)
+                k0_D = load(kv, first + s * token, ONE_HEAD, lanes)
+                k1_D = load(kv, first + s1 * token, ONE_HEAD, lanes)
+                k2_D = load(kv, first + s2 * token, ONE_HEAD, lanes)
+                k3_D = load(kv, first + s3 * token, ONE_HEAD, lanes)
+                store_dots(scores, at + s, L, q_GD, (k0_D, k1_D, k2_D, k3_D))
 
 
 @compiled
 def _weigh(
-    lanes: Lanes, scores_HL: Array, kv: Array, block: Any, sums_HD: Array, span: tuple[Any, Any]
+    tile: Tile, scores_HL: Array, kv_2NSKD: Array, table_P: Array, length: Any, sums_HD: Array
 ) -> None:
-    """Add one block's V to the sums, weighted. span: its first token, length."""
-    D, (at, length) = LANE_WIDTH * len(lanes), span
-    K = kv.shape[3]
-    groups = sums_HD.shape[0] // K
-    num = min(kv.shape[2], length - at)
-    four = num // 4 * 4
-    for h in range(K):
-        first, last = h * groups, h * groups + groups
-        for s in range(0, four, 4):
-            i = at + s
-            for g in range(first, last - 1, 2):
-                a0, a1 = scores_HL[g, i], scores_HL[g, i + 1]
-                a2, a3 = scores_HL[g, i + 2], scores_HL[g, i + 3]
-                b0, b1 = scores_HL[g + 1, i], scores_HL[g + 1, i + 1]
-                b2, b3 = scores_HL[g + 1, i + 2], scores_HL[g + 1, i + 3]
-                for d in range(D):
-                    v0, v1 = widen(kv[1, block, s, h, d]), widen(kv[1, block, s + 1, h, d])
-                    v2, v3 = widen(kv[1, block, s + 2, h, d]), widen(kv[1, block, s + 3, h, d])
-                    sums_HD[g, d] += a0 * v0 + a1 * v1 + a2 * v2 + a3 * v3
-                    sums_HD[g + 1, d] += b0 * v0 + b1 * v1 + b2 * v2 + b3 * v3
-            if groups % 2:
-                a0, a1 = scores_HL[last - 1, i], scores_HL[last - 1, i + 1]
-                a2, a3 = scores_HL[last - 1, i + 2], scores_HL[last - 1, i + 3]
-                for d in range(D):
-                    v0, v1 = widen(kv[1, block, s, h, d]), widen(kv[1, block, s + 1, h, d])
-                    v2, v3 = widen(kv[1, block, s + 2, h, d]), widen(kv[1, block, s + 3, h, d])
-                    sums_HD[last - 1, d] += a0 * v0 + a1 * v1 + a2 * v2 + a3 * v3
-        for s in range(four, num):
-            for g in range(first, last):
-                _add(scores_HL[g, at + s], sums_HD[g], kv[1, block, s, h])
-
-
-@compiled
-def _dot(q_D: Array, k_D: Array) -> Any:
-    total = ZERO
-    for d in range(q_D.size):
-        total += q_D[d] * widen(k_D[d])
-    return total
-
-
-@compiled
-def _add(weight: Any, sums_D: Array, v_D: Array) -> None:
-    for d in range(sums_D.size):
-        sums_D[d] += weight * widen(v_D[d])
+    """Add the V of all tokens to the sums of all heads, weighted."""
+    heads, lanes = tile
+    D, (_, N, S, K, _), (H, L) = LANE_WIDTH * len(lanes), kv_2NSKD.shape, scores_HL.shape
+    kv, scores, sums = kv_2NSKD.reshape(-1), scores_HL.reshape(-1), sums_HD.reshape(-1)
+    last_block, token = (length - 1) // S, K * D
+    for p in range(last_block + 1):
+        block, following = N + table_P[p], N + table_P[min(p + 1, last_block)]
+        for h in range(0, H, len(heads)):
+            sums_GD = load(sums, h * D, heads, lanes)
+            head = h * K // H * D
+            first, ahead, at = block * S * token + head, following * S * token + head, h * L + p * S
+            for s in range(min(S, length - p * S)):
+                prefetch(kv, ahead + s * token, lanes)
+                v_D = load(kv, first + s * token, ONE_HEAD, lanes)
+                sums_GD = add_weighted(sums_GD, v_D, scores, at + s, L)
+            store(sums, h * D, sums_GD)

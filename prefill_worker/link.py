@@ -110,6 +110,7 @@ class Link:
         self.peer_name = peer_name
         self.num_bytes = 0
         self.is_dead = False
+        self.last_used_s = clock.now_s()
         self._opened = opened
         self._sender = sender
         self._stream = stream
@@ -153,6 +154,7 @@ class Link:
     def begin(self, transfer: OutboundTransfer) -> Handoff:
         """Ask decode for the right to write; compute may go on meanwhile."""
         handoff = Handoff(transfer, self)
+        self.last_used_s = self.clock.now_s()
         if self.is_dead:
             transfer.link_lost(f"the link to {self.peer_name} is dead")
             handoff.ended.set()

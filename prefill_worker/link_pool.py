@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from core.clock import Clock
 from core.config import TransferConfig
-from core.errors import PeerLost, TransferFailed, TransferFailure
+from core.errors import Overloaded, PeerLost, TransferFailed, TransferFailure
 from core.layout import KVLayout
 from core.link import LinkOpened, LinkRefused, OpenLink
 from core.request import Request, WorkerName
@@ -49,10 +49,12 @@ class LinkPool:
     async def __aenter__(self) -> "LinkPool":
         """The pool, with no link."""
         await self._group.__aenter__()
+        self._sweeper = self._group.create_task(self._sweep())
         return self
 
     async def __aexit__(self, *exc: object) -> None:
         """Close every link."""
+        self._sweeper.cancel()
         for link in self._links.values():
             link.close()
         await self._group.__aexit__(None, None, None)
@@ -98,8 +100,31 @@ class LinkPool:
         incarnation = reservation.decode_incarnation
         async with self._opening.setdefault(incarnation, asyncio.Lock()):
             if incarnation not in self._links:
+                self._make_room()
                 self._links[incarnation] = await self._open(reservation)
             return self._links[incarnation]
+
+    def _make_room(self) -> None:
+        """Close the link that was idle longest if there are as many as may be.
+
+        Raises:
+            Overloaded: none is idle.
+        """
+        if len(self._links) < self._config.max_links:
+            return
+        idle = [link for link in self._links.values() if link.num_open_transfers == 0]
+        if not idle:
+            raise Overloaded(f"all {self._config.max_links} links of this worker are in use")
+        min(idle, key=lambda link: link.last_used_s).close()
+
+    async def _sweep(self) -> None:
+        """Close links that carried nothing for long; never returns."""
+        while True:
+            await asyncio.sleep(self._config.idle_timeout_s / 4)
+            oldest_s = self._clock.now_s() - self._config.idle_timeout_s
+            for link in self._links.values():
+                if link.num_open_transfers == 0 and link.last_used_s < oldest_s:
+                    link.close()
 
     async def _open(self, reservation: RemoteReservation) -> Link:
         peer = Peer(reservation.decode_address, self._clock)

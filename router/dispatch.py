@@ -50,7 +50,13 @@ class Dispatcher:
         return self._num_prefill_calls
 
     async def run(
-        self, request: Request, *, received_s: float, tokenize_s: float, deliver: Deliver
+        self,
+        request: Request,
+        *,
+        received_s: float,
+        tokenize_s: float,
+        deliver: Deliver,
+        placement: Placement | None = None,
     ) -> Completion:
         """Serve `request`; returns how it ended.
 
@@ -60,6 +66,7 @@ class Dispatcher:
             tokenize_s: what its tokenization took.
             deliver: is given new token ids, in order, each exactly once; returns when they were
                 handed to the transport.
+            placement: where to serve it; None leaves the choice to `place`.
 
         Raises:
             PeerLost: there is no worker, or one died.
@@ -68,14 +75,15 @@ class Dispatcher:
         answer = Answer(request, received_s, tokenize_s)
         try:
             async with asyncio.timeout(request.deadline_s - self._clock.now_s()):
-                await self._run(request, answer, deliver)
+                await self._run(request, answer, deliver, placement or self._place())
         except TimeoutError as error:
             detail = f"request {request.request_id} was not done within its deadline"
             raise DeadlineExceeded(detail) from error
         return answer.completion(self._clock.now_s())
 
-    async def _run(self, request: Request, answer: Answer, deliver: Deliver) -> None:
-        placement = self._place()
+    async def _run(
+        self, request: Request, answer: Answer, deliver: Deliver, placement: Placement
+    ) -> None:
         answer.placed(placement, self._clock.now_s())
         decode = self._fleet.decode(placement.decode)
         mailbox = Mailbox(self._clock)

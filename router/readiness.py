@@ -1,7 +1,8 @@
 """Ready means: a real token just went through the pools that are connected now.
 
-Each time the fleet changes, the cluster is not ready until a probe request of a few tokens came
-back whole. The health service tells it to load balancers.
+Each time the fleet changes, a probe request of two tokens goes through every pair of workers, so
+that links are made and tested before the load comes; the cluster is ready while one pair works.
+The health service tells it to load balancers.
 """
 
 import asyncio
@@ -9,14 +10,18 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from core.clock import Clock
+from core.config import Mode
 from core.errors import TwophaseError
-from core.request import Request, RequestId, SamplingParams
+from core.request import Request, RequestId, SamplingParams, WorkerName
+from core.worker import Role
 from router.dispatch import Dispatcher
 from router.fleet import Fleet
+from router.placement import Placement
 
 PROBE_ID = "readiness-probe-"
 PROBE_TIMEOUT_S = 30.0
 RETRY_S = 1.0
+MAX_PROBES = 64
 
 Announce = Callable[[bool], Awaitable[None]]
 
@@ -30,6 +35,7 @@ class Readiness:
         dispatcher: Dispatcher,
         probe_token_ids: tuple[int, ...],
         *,
+        mode: Mode,
         announce: Announce,
         clock: Clock,
     ) -> None:
@@ -37,6 +43,7 @@ class Readiness:
         self._fleet = fleet
         self._dispatcher = dispatcher
         self._probe_token_ids = probe_token_ids
+        self._mode = mode
         self._announce = announce
         self._clock = clock
         self._num_probes = 0
@@ -46,7 +53,7 @@ class Readiness:
         """Probe after every change of the fleet; never returns."""
         while True:
             changed = self._fleet.changed
-            await self._set(await self._probe())
+            await self._probe_pairs()
             if self.is_ready:
                 await changed.wait()
             else:
@@ -63,7 +70,26 @@ class Readiness:
         except TimeoutError:
             pass
 
-    async def _probe(self) -> bool:
+    async def _probe_pairs(self) -> None:
+        """Probe each pair once: it is ready with the first that works, and all links are made."""
+        works = False
+        for pair in self._pairs():
+            if await self._probe(pair):
+                works = True
+                await self._set(True)
+        await self._set(works)
+
+    def _pairs(self) -> list[Placement]:
+        """Every pair of workers, at most MAX_PROBES; those that are left out link on demand."""
+        decode = [member.info.name for member in self._fleet.members(Role.DECODE)]
+        prefill: list[WorkerName | None] = [
+            member.info.name for member in self._fleet.members(Role.PREFILL)
+        ]
+        readers = prefill if self._mode is Mode.DISAGGREGATED else [None]
+        pairs = [Placement(p, d, "probe") for d in decode for p in readers]
+        return pairs[:MAX_PROBES]
+
+    async def _probe(self, placement: Placement) -> bool:
         self._num_probes += 1
         now_s = self._clock.now_s()
         request = Request(
@@ -74,9 +100,16 @@ class Readiness:
             deadline_s=now_s + PROBE_TIMEOUT_S,
         )
         try:
-            await self._dispatcher.run(request, received_s=now_s, tokenize_s=0.0, deliver=_discard)
+            await self._dispatcher.run(
+                request,
+                received_s=now_s,
+                tokenize_s=0.0,
+                deliver=_discard,
+                placement=placement,
+            )
         except TwophaseError as error:
-            self._log.info("not ready: %s", error)
+            readers = placement.prefill or placement.decode
+            self._log.warning("no token from %s to %s: %s", readers, placement.decode, error)
             return False
         return True
 

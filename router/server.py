@@ -53,7 +53,12 @@ async def serve(
 
         await announce(False)
         readiness = Readiness(
-            fleet, dispatcher, tokenizer.encode(PROBE_TEXT), announce=announce, clock=clock
+            fleet,
+            dispatcher,
+            tokenizer.encode(PROBE_TEXT),
+            mode=config.mode,
+            announce=announce,
+            clock=clock,
         )
         door = FrontDoor(admission, readiness, KvCounters())
         inference = InferenceService(

@@ -39,6 +39,11 @@ class MemorySide(Commands):
         super().__init__(theirs)
         self._connect = backend.connect
 
+    def close(self):
+        super().close()
+        self.stream.close()
+        self._stream.close()
+
 
 class Link:
     """Both ends of a link: `peer` sends by `plan`, `receiver` takes into `cache`."""

@@ -36,7 +36,8 @@ class Scene:
 
     def close(self):
         self.peer.close()
-        drain(self.peer.stream)
+        if self.link.kind != "memory":
+            drain(self.peer.stream)
         self.link.close()
 
     def reuse_blocks(self):

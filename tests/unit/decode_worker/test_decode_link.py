@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import gc
 import threading
 
 import pytest
@@ -124,15 +125,17 @@ async def test_a_link_is_known_from_its_opening_to_the_end_of_its_stream():
     assert_nothing_is_left(world)
 
 
-async def test_a_take_that_fails_ends_the_link_and_its_handoffs():
+async def test_a_take_that_fails_ends_the_link_and_its_handoffs(caplog):
     world = LinkWorld()
     world.backend.error = PeerLost("prefill-0", "killed")
-    world.backend.may_return.set()
     task = await world.taking()
+    world.backend.may_return.set()
     await task
     error = world.error()
     assert isinstance(error, TransferFailed)
     assert "killed" in error.detail
+    gc.collect()
+    assert [record for record in caplog.records if record.name == "asyncio"] == []
     assert_nothing_is_left(world)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from core.config import Mode
 from core.errors import PeerLost
-from core.worker import CancelRequest, RequestFailed, Reserve
+from core.worker import CancelRequest, RequestFailed, Reserve, Role
 from router import readiness as readiness_module
 from router.dispatch import Dispatcher
 from router.readiness import Readiness
@@ -37,7 +37,9 @@ async def probing(fleet, clock, monkeypatch):
         announced.append(is_ready)
 
     async with Dispatcher(fleet, Mode.CHUNKED, clock) as dispatcher:
-        readiness = Readiness(fleet, dispatcher, (1, 2), announce=announce, clock=clock)
+        readiness = Readiness(
+            fleet, dispatcher, (1, 2), mode=Mode.CHUNKED, announce=announce, clock=clock
+        )
         readiness.announced = announced
         task = asyncio.create_task(readiness.run())
         yield readiness
@@ -79,3 +81,41 @@ async def test_a_lost_worker_makes_it_not_ready(probing, join):
     worker.die()
     await until(lambda: not probing.is_ready)
     assert probing.announced == [True, False]
+
+
+async def test_every_pair_is_probed_and_one_that_works_is_enough(fleet, clock, join):
+    class Recorder:
+        def __init__(self):
+            self.pairs = []
+
+        async def run(self, request, *, placement, **rest):
+            self.pairs.append((placement.prefill, placement.decode))
+            if placement.prefill == "prefill-0":
+                raise PeerLost("prefill-0", "test")
+
+    announced = asyncio.Event()
+
+    async def announce(is_ready):
+        announced.set()
+
+    for name, role in (
+        ("decode-0", Role.DECODE),
+        ("decode-1", Role.DECODE),
+        ("prefill-0", Role.PREFILL),
+        ("prefill-1", Role.PREFILL),
+    ):
+        await join(name, role)
+    recorder = Recorder()
+    readiness = Readiness(
+        fleet, recorder, (1,), mode=Mode.DISAGGREGATED, announce=announce, clock=clock
+    )
+    task = asyncio.create_task(readiness.run())
+    await until(lambda: len(recorder.pairs) == 4)
+    await until(lambda: readiness.is_ready)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+    assert announced.is_set()
+    assert set(recorder.pairs) == {
+        (f"prefill-{p}", f"decode-{d}") for p in range(2) for d in range(2)
+    }
