@@ -55,6 +55,10 @@ class PoolConfig(_Section):
 
     replicas: int = Field(default=1, ge=1, le=1024)
     """Workers of the pool."""
+    dtype: Dtype | None = None
+    """Number format of this pool; default: engine.dtype."""
+    block_size: int | None = Field(default=None, ge=1, le=1024)
+    """Tokens of one KV block of this pool; default: engine.block_size."""
     tensor_parallel: int = Field(default=1, ge=1, le=64)
     """Ranks of one worker: processes among which each layer's heads are divided."""
     num_threads: int = Field(default=1, ge=1, le=256)
@@ -116,6 +120,9 @@ class TransferConfig(_Section):
     """A link that carried nothing for this long is closed; the next handoff makes a new one."""
     max_links: int = Field(default=256, ge=1)
     """Links of one prefill worker; the one that was idle longest makes room for a new one."""
+    convert_dtype: bool = False
+    """Whether KV blocks may be converted where prefill and decode have different number formats;
+    tokens can then differ from those of either."""
     connect_timeout_s: Seconds = 10.0
     """Longest wait for the other end of a new link."""
 
@@ -153,11 +160,10 @@ class ClusterConfig(_Section):
     transfer: TransferConfig = TransferConfig()
     router: RouterConfig = RouterConfig()
 
-    @model_validator(mode="after")
-    def _prefill_pool_fits_mode(self) -> Self:
-        if self.mode is not Mode.DISAGGREGATED and self.prefill is not None:
-            raise ValueError(f"prefill has no effect in mode {self.mode}: take it out")
-        return self
+    def engine_of(self, pool: PoolConfig) -> EngineConfig:
+        """The engine's settings with what this pool has of its own."""
+        own = {"dtype": pool.dtype, "block_size": pool.block_size}
+        return self.engine.model_copy(update={k: v for k, v in own.items() if v is not None})
 
     @property
     def prefill_pool(self) -> PrefillConfig | None:
@@ -178,9 +184,25 @@ def load_config(path: Path | None = None, overrides: Sequence[str] = ()) -> Clus
     for override in overrides:
         _apply_override(tree, override)
     try:
-        return ClusterConfig.model_validate(tree)
+        config = ClusterConfig.model_validate(tree)
     except ValidationError as error:
         raise _config_error(error) from error
+    if config.mode is not Mode.DISAGGREGATED and config.prefill is not None:
+        raise ConfigError("prefill", f"has no effect in mode {config.mode}: take it out")
+    _refuse_two_formats(config)
+    return config
+
+
+def _refuse_two_formats(config: ClusterConfig) -> None:
+    pool = config.prefill_pool
+    if pool is None or config.transfer.convert_dtype:
+        return
+    prefill, decode = config.engine_of(pool).dtype, config.engine_of(config.decode).dtype
+    if prefill is not decode:
+        raise ConfigError(
+            "prefill.dtype",
+            f"is {prefill} and decode's {decode}: transfer.convert_dtype=true allows it",
+        )
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:  # Any: untyped until pydantic has seen it
@@ -203,7 +225,7 @@ def _apply_override(tree: dict[str, Any], override: str) -> None:  # Any: as in 
         raise ConfigError(override or "override", "an override is written key=value")
     *parents, last = key.split(".")
     for parent in parents:
-        child = tree.get(parent, {})
+        child = tree.get(parent) or {}
         if not isinstance(child, dict):
             raise ConfigError(key, f"{parent} holds no keys")
         # A copy: an alias in the file makes two sections one object.

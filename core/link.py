@@ -80,11 +80,16 @@ class OpenLink:
 
 @dataclass(frozen=True, slots=True)
 class LinkOpened:
-    """The decode worker's offer: which backend, why, and what the sender needs to connect."""
+    """The decode worker's offer: which backend, why, and what the sender needs to connect.
+
+    Handoffs are planned in blocks of `layout`, which is decode's; its cache has num_blocks.
+    """
 
     kind: str
     reason: str
     parameters: tuple[tuple[str, str], ...]
+    layout: KVLayout
+    num_blocks: int
 
 
 @dataclass(frozen=True, slots=True)

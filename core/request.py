@@ -6,7 +6,8 @@ The life of a request, as the router sees it::
         |           |           |            |              |             |
         +-----------+-----------+------------+--------------+-------------+-> FAILED
 
-Colocated and chunked requests skip TRANSFERRING. FINISHED and FAILED are final: whatever the
+Colocated and chunked requests skip TRANSFERRING; an answer that is complete with its first token
+goes from there to FINISHED. FINISHED and FAILED are final: whatever the
 request held is given back on entering them, once.
 """
 
@@ -25,6 +26,7 @@ MAX_STOP_TOKEN_IDS = 64
 MAX_EOS_TOKEN_IDS = 64
 MAX_SEED = 2**63 - 1
 MAX_REQUEST_ID_LENGTH = 128
+PROBE_ID = "readiness-probe-"
 
 
 class FinishReason(StrEnum):
@@ -123,7 +125,9 @@ TRANSITIONS: dict[RequestState, frozenset[RequestState]] = {
     RequestState.PREFILLING: frozenset(
         {RequestState.TRANSFERRING, RequestState.DECODING, RequestState.FAILED}
     ),
-    RequestState.TRANSFERRING: frozenset({RequestState.DECODING, RequestState.FAILED}),
+    RequestState.TRANSFERRING: frozenset(
+        {RequestState.DECODING, RequestState.FINISHED, RequestState.FAILED}
+    ),
     RequestState.DECODING: frozenset({RequestState.FINISHED, RequestState.FAILED}),
     RequestState.FINISHED: frozenset(),
     RequestState.FAILED: frozenset(),

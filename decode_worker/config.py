@@ -29,7 +29,7 @@ class DecodeWorkerConfig:
             listen=listen,
             model=cluster.model,
             mode=cluster.mode,
-            engine=cluster.engine,
+            engine=cluster.engine_of(cluster.decode),
             pool=cluster.decode,
             transfer=cluster.transfer,
             cores=cluster.decode.cores_of(replica),

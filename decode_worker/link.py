@@ -18,7 +18,7 @@ import torch
 
 from core.clock import Clock
 from core.config import TransferConfig
-from core.errors import ConfigError, LayoutMismatch, PeerLost, TwophaseError
+from core.errors import ConfigError, PeerLost, TwophaseError
 from core.link import LinkDown, LinkOpened, LinkRefused, LinkUp, OpenLink, Piece
 from core.worker import LinkStatus, WorkerInfo
 from decode_worker.worker import DecodeWorker
@@ -31,6 +31,8 @@ from kv_transfer.backend import (
     ReceiverBackend,
     choose_backend,
 )
+from kv_transfer.pages import view_as_pages
+from kv_transfer.reshape import CacheShape, Reshape, require_reshapable
 from kv_transfer.shm import host_id
 
 Say = Callable[[LinkDown], None]
@@ -43,6 +45,7 @@ class _Link:
     choice: Choice
     receiver: Receiver
     thread: ThreadPoolExecutor
+    reshape: Reshape
     num_bytes: int = 0
 
 
@@ -91,7 +94,15 @@ class LinkServer:
             self._log.warning("refused a link from %s: %s", opening.prefill_worker, error)
             say(LinkRefused(error))
             return
-        say(LinkOpened(link.choice.kind, link.choice.why, tuple(sorted(offer.parameters.items()))))
+        say(
+            LinkOpened(
+                kind=link.choice.kind,
+                reason=link.choice.why,
+                parameters=tuple(sorted(offer.parameters.items())),
+                layout=self._info.layout,
+                num_blocks=self._info.num_blocks,
+            )
+        )
         detail = "its stream ended"
         self._links[link.link_id] = link
         self._add(link, say)
@@ -108,8 +119,9 @@ class LinkServer:
     def _open(self, opening: OpenLink) -> tuple[_Link, Offer]:
         if opening.decode_incarnation != self._info.incarnation:
             raise PeerLost(self._info.name, f"{opening.decode_incarnation} is not running any more")
-        if opening.layout != self._info.layout:
-            raise LayoutMismatch(opening.layout.differences(self._info.layout))
+        require_reshapable(
+            opening.layout, self._info.layout, may_convert_dtype=self._config.convert_dtype
+        )
         choice = choose_backend(
             self._config.backend,
             prefill=Endpoint(opening.host_id, opening.device),
@@ -121,10 +133,26 @@ class LinkServer:
                 f"is {opening.backend} at {opening.prefill_worker} "
                 f"and {self._config.backend} at {self._info.name}",
             )
+        self._refuse_ranks_over_nixl(opening, choice)
         link_id = uuid.uuid4().hex
-        offer, receiver = self._backends[choice.kind].offer(link_id, self._cache_L2NSKD)
+        # Only the target's blocks are looked up here.
+        reshape = Reshape(
+            CacheShape(opening.layout, 0), CacheShape(self._info.layout, self._info.num_blocks)
+        )
+        pages = view_as_pages(self._cache_L2NSKD, reshape.page.num_per_block(self._info.layout))
+        offer, receiver = self._backends[choice.kind].offer(link_id, pages)
         thread = ThreadPoolExecutor(1, thread_name_prefix=f"link-{opening.prefill_worker}")
-        return _Link(link_id, opening, choice, receiver, thread), offer
+        return _Link(link_id, opening, choice, receiver, thread, reshape), offer
+
+    def _refuse_ranks_over_nixl(self, opening: OpenLink, choice: Choice) -> None:
+        sizes = (opening.layout.tensor_parallel_size, self._info.layout.tensor_parallel_size)
+        if choice.kind is BackendKind.NIXL and sizes != (1, 1):
+            raise ConfigError(
+                "transfer.backend",
+                f"nixl reaches only rank 0's cache; there are {sizes[0]} ranks at "
+                f"{opening.prefill_worker} and {sizes[1]} at {self._info.name}",
+                "torch",
+            )
 
     def _add(self, link: _Link, say: Say) -> None:
         task = asyncio.current_task()
@@ -150,7 +178,8 @@ class LinkServer:
         targets = arrival.target_block_ids
         if targets is None:
             self._log.info("piece %d of %s: %s", piece.index, piece.request_id, arrival.refusal)
-        taken = link.thread.submit(link.receiver.take, piece.span, targets)
+        pages = link.reshape.target_pages(targets) if targets is not None else None
+        taken = link.thread.submit(link.receiver.take, link.reshape.span(piece.span), pages)
         try:
             await _until_done(taken)
         finally:

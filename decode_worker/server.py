@@ -4,6 +4,7 @@ import asyncio
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 from core.clock import MonotonicClock
 from core.model_path import find_model
@@ -15,9 +16,12 @@ from decode_worker.service import DecodeService
 from decode_worker.worker import DecodeWorker, Limits
 from engine.block_pool import BlockPool
 from engine.device_thread import device_thread
+from engine.leader import Allocate, EngineSettings, running_engine
 from engine.runner import Runner
+from engine.shared_memory import SharedMemory
 from kv_transfer.backend import BackendKind, ReceiverBackend
 from kv_transfer.connection import open_backend
+from kv_transfer.shm import ShmBackend
 from twophase.server import running_server
 from twophase.v1 import worker_pb2_grpc as pb_grpc
 
@@ -31,18 +35,21 @@ async def serve(
 
     Raises:
         ModelError, ConfigError: the worker cannot start.
+        PeerLost: one of its ranks did not start, or was lost.
     """
+    settings = EngineSettings.of(find_model(config.model), config.engine, config.pool, config.cores)
     device = device_thread(
-        nice=config.engine.nice, num_threads=config.pool.num_threads, cores=config.cores
+        nice=settings.nice, num_threads=settings.num_threads, cores=settings.cores_of(0)
     )
-    backends = _open_backends(config)
-    try:
-        runner = await asyncio.get_running_loop().run_in_executor(device, _load, config, backends)
-        await _serve(config, runner, backends, device=device, stop=stop, on_ready=on_ready)
-    finally:
+    with ExitStack() as stack:
+        stack.callback(device.shutdown)
+        backends = _open_backends(config)
         for backend in backends.values():
-            backend.close()
-        device.shutdown()
+            stack.callback(backend.close)
+        runner = await asyncio.get_running_loop().run_in_executor(
+            device, stack.enter_context, running_engine(settings, _lender(backends))
+        )
+        await _serve(config, runner, backends, device=device, stop=stop, on_ready=on_ready)
 
 
 def _open_backends(config: DecodeWorkerConfig) -> dict[BackendKind, ReceiverBackend]:
@@ -54,19 +61,17 @@ def _open_backends(config: DecodeWorkerConfig) -> dict[BackendKind, ReceiverBack
     return {kind: open_backend(kind, host=host) for kind in kinds}
 
 
-def _load(config: DecodeWorkerConfig, backends: dict[BackendKind, ReceiverBackend]) -> Runner:
+def _lender(backends: dict[BackendKind, ReceiverBackend]) -> Allocate | None:
+    """Where the KV cache lies: in shm's memory if that may be chosen."""
     shared = backends.get(BackendKind.SHM)
-    runner = Runner(
-        find_model(config.model),
-        dtype=config.engine.dtype,
-        block_size=config.engine.block_size,
-        kv_cache_bytes=config.pool.kv_cache,
-        num_threads=config.pool.num_threads,
-        allocate=shared.allocate if shared is not None else None,
-        max_context_tokens=config.engine.max_context_tokens,
-    )
-    runner.warm_up()
-    return runner
+    if not isinstance(shared, ShmBackend):
+        return None
+
+    def allocate(num_bytes: int) -> SharedMemory:
+        storage = shared.allocate(num_bytes)
+        return SharedMemory(storage, shared.fd)
+
+    return allocate
 
 
 async def _serve(

@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 
 from core.clock import Clock
-from core.errors import InvariantBroken, TwophaseError
+from core.errors import InvariantBroken, PeerLost, TwophaseError
 from core.worker import CancelRequest, DecodeUpdate, Reserve, Role, WorkerInfo, WorkerStatus
 from decode_worker.link import LinkServer
 from decode_worker.worker import DecodeWorker
@@ -64,7 +64,7 @@ class DecodeService(pb_grpc.WorkerServicer, pb_grpc.DecodeWorkerServicer):
                 continue
             try:
                 result = await loop.run_in_executor(self._device, self._runner.step, steps)
-            except InvariantBroken:
+            except (InvariantBroken, PeerLost):  # a bug, or one of the ranks is gone
                 raise
             except Exception as error:  # root of the device loop: the batch fails, not the worker
                 self._log.exception("a step failed")

@@ -54,9 +54,9 @@ def ray_cluster(config: ClusterConfig, *, tell: Tell) -> Iterator[str]:
 
 
 def _pools(plan: ClusterPlan, config: ClusterConfig) -> list[Pool]:
-    pools = [Pool("decode", plan.decode, num_cpus_each=config.decode.num_threads)]
+    pools = [Pool("decode", plan.decode, num_cpus_each=config.decode.num_worker_threads)]
     if config.prefill_pool is not None:
-        num_cpus = config.prefill_pool.num_threads
+        num_cpus = config.prefill_pool.num_worker_threads
         pools.insert(0, Pool("prefill", plan.prefill, num_cpus_each=num_cpus))
     return pools
 
@@ -73,6 +73,8 @@ def _init_ray(num_cpus: float) -> None:
         # two workers on one core, which a laptop may want.
         num_cpus=max(int(num_cpus), 1),
         include_dashboard=False,
+        # A cluster on one machine is reached over loopback, and asks no network who it is.
+        _node_ip_address="127.0.0.1",
         object_store_memory=OBJECT_STORE_BYTES,
         log_to_driver=False,
         logging_level=logging.ERROR,

@@ -147,7 +147,7 @@ def _stream(
     num_bytes = partial.stat().st_size if partial.exists() else 0
     headers = {"Range": f"bytes={num_bytes}-"} if num_bytes else {}
     with client.stream("GET", url, headers=headers) as response:
-        if response.status_code == httpx2.codes.REQUESTED_RANGE_NOT_SATISFIABLE:
+        if response.status_code == httpx2.codes.RANGE_NOT_SATISFIABLE:
             return  # nothing is missing; the digest decides
         response.raise_for_status()
         resumes = response.status_code == httpx2.codes.PARTIAL_CONTENT

@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 from torch._C._distributed_c10d import TCPStore
 
+from core.config import EngineConfig, PoolConfig
 from core.errors import PeerLost
 from core.layout import Dtype
 from engine.parallel import HOST, TensorParallel
@@ -49,11 +50,35 @@ class EngineSettings:
     cores: tuple[int, ...] | None = None
     device: str = "cpu"
 
+    @classmethod
+    def of(
+        cls,
+        model_directory: Path,
+        engine: EngineConfig,
+        pool: PoolConfig,
+        cores: tuple[int, ...] | None,
+    ) -> "EngineSettings":
+        """The settings of one worker of `pool`."""
+        return cls(
+            model_directory=model_directory,
+            dtype=engine.dtype,
+            block_size=engine.block_size,
+            kv_cache_bytes=pool.kv_cache,
+            num_threads=pool.num_threads,
+            max_context_tokens=engine.max_context_tokens,
+            tensor_parallel=pool.tensor_parallel,
+            nice=engine.nice,
+            cores=cores,
+        )
+
+    def cores_of(self, rank: int) -> tuple[int, ...] | None:
+        """Cores of one rank; None leaves the choice to the system."""
+        if self.cores is None:
+            return None
+        return self.cores[rank * self.num_threads :][: self.num_threads]
+
     def of_rank(self, rank: int, store_port: int) -> RankSettings:
         """What one rank is told."""
-        cores = self.cores
-        if cores is not None:
-            cores = cores[rank * self.num_threads :][: self.num_threads]
         return RankSettings(
             rank=rank,
             size=self.tensor_parallel,
@@ -65,7 +90,7 @@ class EngineSettings:
             num_threads=self.num_threads,
             max_context_tokens=self.max_context_tokens,
             nice=self.nice,
-            cores=cores,
+            cores=self.cores_of(rank),
             device=f"cuda:{rank}" if self.device == "cuda" else self.device,
         )
 

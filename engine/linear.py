@@ -30,7 +30,7 @@ class Linear:
         if self._packed is None:
             assert self._weight_OI is not None
             return F.linear(x_TI, self._weight_OI, self._bias_O)
-        product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
+        product: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(
             x_TI, self._packed, self._bias_O, "none", [], ""
         )
         return product

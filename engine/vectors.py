@@ -10,11 +10,11 @@ Letters: G heads taken together, D head size. `heads` is a tuple of G zeros, `la
 """
 
 from collections.abc import Callable
-from typing import Any  # neither numba nor its instruction builder has types
+from typing import Any, cast  # neither numba nor its instruction builder has types
 
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
+from numba.core.cgutils import unpack_tuple
 from numba.extending import intrinsic, models, register_model
 from numba.np.arrayobj import make_array
 
@@ -27,7 +27,12 @@ PREFETCH_READ = (0, 3, 1)  # a read, to be kept in every cache, of data
 Codegen = tuple[Any, Callable[..., Any]]
 
 
-class Vector(types.Type):  # type: ignore[misc]
+def instructions(function: Callable[..., Codegen]) -> Callable[..., Any]:
+    """An operation of the compiled code, from what gives its signature and instructions."""
+    return cast(Callable[..., Any], intrinsic(function))
+
+
+class Vector(types.Type):
     """`width` float32 numbers in one register."""
 
     def __init__(self, width: int) -> None:
@@ -36,14 +41,15 @@ class Vector(types.Type):  # type: ignore[misc]
 
 
 @register_model(Vector)
-class VectorModel(models.PrimitiveModel):  # type: ignore[misc]
+class VectorModel(models.PrimitiveModel):
     """A `Vector` is kept as the vector it is."""
 
     def __init__(self, manager: Any, vector: Vector) -> None:
-        super().__init__(manager, vector, ir.VectorType(FLOAT, vector.width))
+        vector_type = ir.VectorType(FLOAT, vector.width)
+        super().__init__(manager, vector, vector_type)  # type: ignore[no-untyped-call]
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@instructions
 def load(_: Any, array: Any, offset: Any, heads: Any, lanes: Any) -> Codegen:
     """The G * D numbers from array[offset] on, of a flat array."""
     width = LANE_WIDTH * (1 + (lanes.count % 2 == 0))
@@ -58,20 +64,20 @@ def load(_: Any, array: Any, offset: Any, heads: Any, lanes: Any) -> Codegen:
     return row(array, offset, heads, lanes), codegen
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@instructions
 def store(_: Any, array: Any, offset: Any, row: Any) -> Codegen:
     """Write the row from array[offset] on, of a flat float32 array."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         pointer = _pointer(context, builder, array, args)
-        for i, vector in enumerate(cgutils.unpack_tuple(builder, args[2])):
+        for i, vector in enumerate(unpack_tuple(builder, args[2])):
             _write(builder, pointer, i * row.dtype.width, vector)
         return context.get_dummy_value()
 
     return types.void(array, offset, row), codegen
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@instructions
 def prefetch(_: Any, array: Any, offset: Any, lanes: Any) -> Codegen:
     """Ask for the D numbers from array[offset] on, which will be read soon."""
     row_bytes = lanes.count * LANE_WIDTH * array.dtype.bitwidth // 8
@@ -79,7 +85,7 @@ def prefetch(_: Any, array: Any, offset: Any, lanes: Any) -> Codegen:
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         pointer = builder.bitcast(_pointer(context, builder, array, args), BYTE.as_pointer())
         kind = ir.FunctionType(ir.VoidType(), [BYTE.as_pointer(), *[ir.IntType(32)] * 3])
-        call = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        call = builder.module.declare_intrinsic("llvm.prefetch", [BYTE.as_pointer()], kind)
         for line in range(0, row_bytes, CACHE_LINE):
             at = builder.gep(pointer, [ir.IntType(64)(line)])
             builder.call(call, [at, *(ir.IntType(32)(x) for x in PREFETCH_READ)])
@@ -88,13 +94,13 @@ def prefetch(_: Any, array: Any, offset: Any, lanes: Any) -> Codegen:
     return types.void(array, offset, lanes), codegen
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@instructions
 def store_dots(_: Any, array: Any, offset: Any, stride: Any, q_GD: Any, keys_4D: Any) -> Codegen:
     """Dot products of each head of q with four keys: head g's at array[offset + g * stride]."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         pointer = _pointer(context, builder, array, args)
-        keys = [cgutils.unpack_tuple(builder, k) for k in cgutils.unpack_tuple(builder, args[4])]
+        keys = [unpack_tuple(builder, k) for k in unpack_tuple(builder, args[4])]
         for g, q_D in enumerate(_heads(builder, args[3], len(keys[0]))):
             dots = _four_sums(builder, [_partial_dot(builder, q_D, k_D) for k_D in keys])
             _write(builder, pointer, builder.mul(args[2], args[2].type(g)), dots)
@@ -103,13 +109,13 @@ def store_dots(_: Any, array: Any, offset: Any, stride: Any, q_GD: Any, keys_4D:
     return types.void(array, offset, stride, q_GD, keys_4D), codegen
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@instructions
 def add_weighted(_: Any, sums_GD: Any, v_D: Any, array: Any, offset: Any, stride: Any) -> Codegen:
     """sums_GD plus v_D times each head's weight, which is array[offset + g * stride]."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         pointer = _pointer(context, builder, array, args[2:4])
-        v_vectors, added = cgutils.unpack_tuple(builder, args[1]), []
+        v_vectors, added = unpack_tuple(builder, args[1]), []
         for g, sums_D in enumerate(_heads(builder, args[0], len(v_vectors))):
             at = builder.gep(pointer, [builder.mul(args[4], args[4].type(g))])
             weight = _splat(builder, builder.load(at), v_vectors[0].type)
@@ -145,7 +151,7 @@ def _write(builder: Any, pointer: Any, offset: Any, vector: Any) -> None:
 
 def _heads(builder: Any, row_GD: Any, num_vectors: int) -> list[list[Any]]:
     """The vectors of each head of a row of several."""
-    vectors = cgutils.unpack_tuple(builder, row_GD)
+    vectors = unpack_tuple(builder, row_GD)
     return [vectors[i : i + num_vectors] for i in range(0, len(vectors), num_vectors)]
 
 

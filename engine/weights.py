@@ -148,7 +148,8 @@ class _Checkpoint:
     def read_norm(self, name: str, length: int) -> torch.Tensor:
         """The weight of a norm, float32 whatever the model's format."""
         _, part = self._find(name, (length,))
-        return part[:].to(device=self._device, dtype=torch.float32)
+        norm: torch.Tensor = part[:]
+        return norm.to(device=self._device, dtype=torch.float32)
 
     def read_below(
         self, names: Iterable[str], heights: Iterable[int], rows: Iterable[range], *rest: int

@@ -40,12 +40,13 @@ class ConvertingSender:
         self._converted = cache_L2NSKD.new_zeros(
             num_layers, two, num_pages, self._pages_PE.shape[1], dtype=dtype
         )
+        self._num_buffer_bytes = 2 * num_pages * page_bytes
         self._sender = connect(self._converted)
 
     @property
     def max_piece_bytes(self) -> int:
         """What the buffer takes of one layer, if the real sender takes as much."""
-        return min(MAX_PIECE_BYTES, self._sender.max_piece_bytes)
+        return min(self._num_buffer_bytes, self._sender.max_piece_bytes)
 
     def has_room(self) -> bool:
         """As the real sender has it."""

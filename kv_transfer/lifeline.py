@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 
 _NONCE_BYTES = 16
 _HELLO = struct.Struct(f">{_NONCE_BYTES}s36sQQ")  # nonce, boot id, process namespace, process id
+_HELLO_TIMEOUT_S = 1.0
 _LET_IN = b"I"
 _BUILT = b"B"
 _GOODBYE = b"E"
@@ -148,27 +149,41 @@ class LifelineServer:
         """Serve one connection; False if it was a stranger's."""
         self._listener.settimeout(remaining_s(until_s))
         connection, _ = self._listener.accept()
-        connection.settimeout(remaining_s(until_s))
-        nonce, kernel, namespace, process_id = _HELLO.unpack(_receive(connection, _HELLO.size))
+        connection.settimeout(min(_HELLO_TIMEOUT_S, remaining_s(until_s)))
+        try:
+            nonce, kernel, namespace, process_id = _HELLO.unpack(_receive(connection, _HELLO.size))
+        except OSError:
+            connection.close()
+            return False
         if not hmac.compare_digest(nonce, self._nonce):
             connection.close()
             return False
         is_same_kernel = kernel == boot_id().encode("ascii")
         is_same_namespace = is_same_kernel and namespace == _process_namespace()
-        with self._lock:
-            if self._is_closed:
-                connection.close()
-                raise ConnectionAbortedError("the link was closed")
-            # The pidfd is of the sender, not of a later process with its number: a sender that
-            # died before was never let in and never says that it is built.
-            pidfd = os.pidfd_open(process_id) if is_same_namespace else None
-            self._writer = _Writer(connection, is_same_kernel, pidfd)
+        self._add_writer(connection, is_same_kernel, process_id if is_same_namespace else None)
+        connection.settimeout(remaining_s(until_s))
         connection.sendall(_LET_IN)
         said = _receive(connection, len(_BUILT))
         with self._lock:
             if self._writer is not None:
                 self._writer.said += said
         return True
+
+    def _add_writer(
+        self, connection: socket.socket, is_same_kernel: bool, process_id: int | None
+    ) -> None:
+        with self._lock:
+            if self._is_closed:
+                connection.close()
+                raise ConnectionAbortedError("the link was closed")
+            # The pidfd is of the sender, not of a later process with its number: a sender that
+            # died before was never let in and never says that it is built.
+            try:
+                pidfd = os.pidfd_open(process_id) if process_id is not None else None
+            except OSError:
+                connection.close()
+                raise
+            self._writer = _Writer(connection, is_same_kernel, pidfd)
 
     def _drop_writer(self) -> None:
         if self._writer is not None:

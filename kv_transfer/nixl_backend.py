@@ -49,6 +49,7 @@ MAX_PIECE_BYTES = 4 * 1024 * 1024
 WRITE_TIMEOUT_S = 10.0
 SHORTEST_SLEEP_S = 20e-6
 LONGEST_SLEEP_S = 1e-3
+END_THREAD = "nixl-end"
 
 
 class NixlBackend:
@@ -225,7 +226,7 @@ class NixlSender:
             return
         self._is_closed = True
         if not self._try_end():
-            threading.Thread(target=self._end, name="nixl-end", daemon=True).start()
+            threading.Thread(target=self._end, name=END_THREAD, daemon=True).start()
 
     def _wait(self, transfer: Transfer, piece_id: PieceId) -> None:
         until_s = time.monotonic() + WRITE_TIMEOUT_S

@@ -69,7 +69,9 @@ class OutboundTransfer:
     """The prefill worker's record of one handoff.
 
     `layout` is decode's, in whose blocks the handoff is planned; `source_layout` is prefill's, the
-    same unless it is given. Invariants: at most one send is in progress; nothing is handed out before Granted or after
+    same unless it is given.
+
+    Invariants: at most one send is in progress; nothing is handed out before Granted or after
     the first Abort in either direction; the source blocks are released at most once, in a final
     state.
     """

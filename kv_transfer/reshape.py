@@ -21,6 +21,7 @@ from typing import Any  # numpy shapes
 
 import numpy as np
 
+from core.errors import LayoutMismatch
 from core.layout import KVLayout
 from core.link import Span
 
@@ -56,6 +57,17 @@ def page_shape(source: KVLayout, target: KVLayout) -> PageShape:
     return PageShape(num_tokens, num_heads)
 
 
+def require_reshapable(source: KVLayout, target: KVLayout, *, may_convert_dtype: bool) -> None:
+    """Refuse a pair of workers that can have no link.
+
+    Raises:
+        LayoutMismatch: names what differs, and both layouts.
+    """
+    obstacles = source.obstacles(target, may_convert_dtype=may_convert_dtype)
+    if obstacles:
+        raise LayoutMismatch(obstacles)
+
+
 def source_blocks(span: Span, source: KVLayout, target: KVLayout) -> slice:
     """Places in the source's block table of the blocks that the span's tokens lie in."""
     start, stop = span.blocks.start * target.block_size, span.blocks.stop * target.block_size
@@ -89,24 +101,28 @@ class Reshape:
             span.first_layer, span.num_layers, span.first_block * num, span.num_blocks * num
         )
 
-    def target_pages(self, block_ids: Sequence[int]) -> Ids:
+    def target_pages(self, block_ids: Sequence[int]) -> list[int]:
         """Pages of these blocks of the target, in plan order."""
         slots = np.arange(0, self._target.layout.block_size, self.page.num_tokens)
         runs = self._run_ids(self._target, np.asarray(block_ids, np.intp)[:, None], slots[None])
-        return (runs.reshape(-1, 1) + self._target_heads).reshape(-1)
+        return _listed(runs.reshape(-1, 1) + self._target_heads)
 
-    def source_pages(self, span: Span, block_ids: Sequence[int]) -> Ids:
+    def source_pages(self, span: Span, block_ids: Sequence[int]) -> list[int]:
         """Pages of the source that fill the span, each at its place in plan order.
 
         block_ids are the source's blocks at `source_blocks(span)`; the last ones may be missing.
         """
         source, num_tokens = self._source.layout, self.page.num_tokens
-        first, stop = (x * self._target.layout.block_size for x in (span.blocks.start, span.blocks.stop))
-        positions = np.arange(first, stop, num_tokens) - first // source.block_size * source.block_size
+        first, stop = (
+            x * self._target.layout.block_size for x in (span.blocks.start, span.blocks.stop)
+        )
+        positions = (
+            np.arange(first, stop, num_tokens) - first // source.block_size * source.block_size
+        )
         positions = np.minimum(positions, len(block_ids) * source.block_size - num_tokens)
         places, slots = np.divmod(positions, source.block_size)
         runs = self._run_ids(self._source, np.asarray(block_ids, np.intp)[places], slots)
-        return (runs[:, None] + self._source_heads).reshape(-1)
+        return _listed(runs[:, None] + self._source_heads)
 
     def _run_ids(self, cache: CacheShape, block_ids: Ids, slots: Ids) -> Ids:
         """Rank 0's first page of each token run."""
@@ -130,6 +146,11 @@ class Reshape:
 def row_pages(cache: CacheShape, page: PageShape) -> int:
     """Pages of K or V of one layer in the cache of one rank."""
     return cache.num_blocks * page.num_per_block(cache.layout)
+
+
+def _listed(ids: Ids) -> list[int]:
+    listed: list[int] = ids.reshape(-1).tolist()
+    return listed
 
 
 def _first_holder(layout: KVLayout, head: int) -> int:

@@ -31,7 +31,7 @@ class PrefillWorkerConfig:
             name=WorkerName(f"prefill-{replica}"),
             listen=listen,
             model=cluster.model,
-            engine=cluster.engine,
+            engine=cluster.engine_of(pool),
             pool=pool,
             transfer=cluster.transfer,
             cores=pool.cores_of(replica),

@@ -12,6 +12,7 @@ Runs in the event loop; only `Sender.send` runs in the link's thread.
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 from core import link as say
 from core.clock import Clock
@@ -24,6 +25,7 @@ from kv_transfer.backend import Sender
 from kv_transfer.meter import LinkMeter
 from kv_transfer.outbound import OutboundTransfer
 from kv_transfer.plan import PieceSizes
+from kv_transfer.reshape import Reshape
 from prefill_worker.worker import Computed, LayersComputed
 from twophase.peer import Duplex, lost
 
@@ -89,6 +91,14 @@ class Handoff:
         await self.ended.wait()
 
 
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How bytes go over a link: the backend's sender, and what pages our blocks are for it."""
+
+    sender: Sender
+    reshape: Reshape
+
+
 class Link:
     """One connected link.
 
@@ -99,7 +109,7 @@ class Link:
     def __init__(
         self,
         opened: say.LinkOpened,
-        sender: Sender,
+        way: Way,
         stream: Duplex[LinkUp, LinkDown],
         messages: AsyncIterator[LinkDown],
         *,
@@ -111,8 +121,10 @@ class Link:
         self.num_bytes = 0
         self.is_dead = False
         self.last_used_s = clock.now_s()
+        self.layout = opened.layout
         self._opened = opened
-        self._sender = sender
+        self._reshape = way.reshape
+        self._sender = way.sender
         self._stream = stream
         self._messages = messages
         self._meter = LinkMeter()
@@ -247,9 +259,9 @@ class Link:
                 self._thread,
                 self._sender.send,
                 piece.piece_id,
-                piece.span,
-                piece.source_block_ids,
-                piece.target_block_ids,
+                self._reshape.span(piece.span),
+                self._reshape.source_pages(piece.span, piece.source_block_ids),
+                self._reshape.target_pages(piece.target_block_ids),
             )
         except PeerLost as error:
             handoff.transfer.send_failed(str(error))

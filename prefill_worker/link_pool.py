@@ -8,18 +8,21 @@ from dataclasses import dataclass
 
 from core.clock import Clock
 from core.config import TransferConfig
-from core.errors import Overloaded, PeerLost, TransferFailed, TransferFailure
+from core.errors import LayoutMismatch, Overloaded, PeerLost, TransferFailed, TransferFailure
 from core.layout import KVLayout
 from core.link import LinkOpened, LinkRefused, OpenLink
 from core.request import Request, WorkerName
 from core.worker import LinkStatus, RemoteReservation
-from engine.kv_cache import KVCache
-from kv_transfer.backend import Offer
+from engine.kv_cache import TORCH_DTYPES, KVCache
+from kv_transfer.backend import BackendKind, Offer, Sender
 from kv_transfer.connection import connect
+from kv_transfer.converting import ConvertingSender
 from kv_transfer.outbound import OutboundTransfer
+from kv_transfer.pages import view_as_pages
 from kv_transfer.plan import Reservation
+from kv_transfer.reshape import CacheShape, Reshape, require_reshapable
 from kv_transfer.shm import host_id
-from prefill_worker.link import Handoff, Link
+from prefill_worker.link import Handoff, Link, Way
 from twophase.peer import Peer
 
 
@@ -89,7 +92,8 @@ class LinkPool:
                 num_prompt_tokens=request.num_prompt_tokens,
                 num_cached_blocks=reservation.num_shared_blocks,
             ),
-            layout=self._identity.layout,
+            layout=link.layout,
+            source_layout=self._identity.layout,
             backend=link.status.backend,
             sizes=link.piece_sizes(self._config.piece),
             deadline_s=request.deadline_s,
@@ -138,9 +142,9 @@ class LinkPool:
                     raise opened.error
                 if not isinstance(opened, LinkOpened):
                     raise PeerLost(reservation.decode_worker, "it ended the link at once")
-                offer = Offer(opened.kind, dict(opened.parameters))
-                timeout_s = self._config.connect_timeout_s
-                sender = await asyncio.to_thread(connect, offer, self._cache.kv_L2NSKD, timeout_s)
+                reshape = self._reshape(opened)
+                sender = await asyncio.to_thread(self._connect, opened, reshape)
+                _require_room_for_a_block(sender, opened)
         except BaseException as error:
             stream.close()
             await peer.close()
@@ -150,7 +154,7 @@ class LinkPool:
             raise
         link = Link(
             opened,
-            sender,
+            Way(sender, reshape),
             stream,
             messages,
             peer_name=reservation.decode_worker,
@@ -158,6 +162,31 @@ class LinkPool:
         )
         self._group.create_task(self._keep(link, peer, reservation.decode_incarnation))
         return link
+
+    def _reshape(self, opened: LinkOpened) -> Reshape:
+        require_reshapable(
+            self._identity.layout, opened.layout, may_convert_dtype=self._config.convert_dtype
+        )
+        return Reshape(
+            CacheShape(self._identity.layout, self._cache.num_blocks),
+            CacheShape(opened.layout, opened.num_blocks),
+        )
+
+    def _connect(self, opened: LinkOpened, reshape: Reshape) -> Sender:
+        offer, timeout_s = (
+            Offer(opened.kind, dict(opened.parameters)),
+            self._config.connect_timeout_s,
+        )
+        num_pages = reshape.page.num_per_block(self._identity.layout)
+        pages = view_as_pages(self._cache.kv_L2NSKD, num_pages)
+        if opened.layout.dtype is self._identity.layout.dtype:
+            return connect(offer, pages, timeout_s)
+        return ConvertingSender(
+            pages,
+            TORCH_DTYPES[opened.layout.dtype],
+            num_block_pages=reshape.num_block_pages,
+            connect=lambda converted: connect(offer, converted, timeout_s),
+        )
 
     async def _keep(self, link: Link, peer: Peer, incarnation: str) -> None:
         try:
@@ -176,4 +205,19 @@ class LinkPool:
             backend=self._config.backend,
             host_id=host_id(),
             device=str(self._cache.kv_L2NSKD.device),
+        )
+
+
+def _require_room_for_a_block(sender: Sender, opened: LinkOpened) -> None:
+    """Refuse blocks of which one layer does not fit into a staging buffer: it is not cut further.
+
+    Buffers are made for pages, which are smaller than blocks where the shapes differ.
+    """
+    num_bytes = 2 * opened.layout.page_bytes
+    if opened.kind == BackendKind.TORCH and num_bytes > sender.max_piece_bytes:
+        largest = sender.max_piece_bytes
+        sender.close()
+        raise LayoutMismatch(
+            f"one layer of a block takes {num_bytes} bytes, {opened.kind} stages {largest} where "
+            f"shapes differ ({opened.layout})"
         )

@@ -4,12 +4,14 @@ import asyncio
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 from core.clock import MonotonicClock
 from core.model_path import find_model
 from core.worker import Role, WorkerInfo
 from engine.block_pool import BlockPool
 from engine.device_thread import device_thread
+from engine.leader import EngineSettings, running_engine
 from engine.runner import Runner
 from prefill_worker.config import PrefillWorkerConfig
 from prefill_worker.link_pool import Identity, LinkPool
@@ -28,28 +30,18 @@ async def serve(
 
     Raises:
         ModelError, ConfigError: the worker cannot start.
+        PeerLost: one of its ranks did not start, or was lost.
     """
+    settings = EngineSettings.of(find_model(config.model), config.engine, config.pool, config.cores)
     device = device_thread(
-        nice=config.engine.nice, num_threads=config.pool.num_threads, cores=config.cores
+        nice=settings.nice, num_threads=settings.num_threads, cores=settings.cores_of(0)
     )
-    try:
-        runner = await asyncio.get_running_loop().run_in_executor(device, _load, config)
+    with ExitStack() as stack:
+        stack.callback(device.shutdown)
+        runner = await asyncio.get_running_loop().run_in_executor(
+            device, stack.enter_context, running_engine(settings)
+        )
         await _serve(config, runner, device, stop=stop, on_ready=on_ready)
-    finally:
-        device.shutdown()
-
-
-def _load(config: PrefillWorkerConfig) -> Runner:
-    runner = Runner(
-        find_model(config.model),
-        dtype=config.engine.dtype,
-        block_size=config.engine.block_size,
-        kv_cache_bytes=config.pool.kv_cache,
-        num_threads=config.pool.num_threads,
-        max_context_tokens=config.engine.max_context_tokens,
-    )
-    runner.warm_up()
-    return runner
 
 
 async def _serve(

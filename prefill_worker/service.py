@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 
 from core.clock import Clock
-from core.errors import InvariantBroken, TwophaseError
+from core.errors import InvariantBroken, PeerLost, TwophaseError
 from core.request import Request, RequestId
 from core.worker import FirstToken, PrefillEvent, RemoteReservation, Role, WorkerInfo, WorkerStatus
 from engine.runner import Runner
@@ -67,7 +67,7 @@ class PrefillService(pb_grpc.WorkerServicer, pb_grpc.PrefillWorkerServicer):
                 result = await loop.run_in_executor(
                     self._device, self._runner.step, steps, self._on_layer
                 )
-            except InvariantBroken:
+            except (InvariantBroken, PeerLost):  # a bug, or one of the ranks is gone
                 raise
             except Exception as error:  # root of the device loop: the batch fails, not the worker
                 self._log.exception("a step failed")

@@ -84,12 +84,16 @@ class Answer:
                 self._reserve_s = arrived_s - self._placed_s
             case FirstToken():
                 self._prefill = event.report
+                if self._progress.state is RequestState.PREFILLING:
+                    self._progress.move(RequestState.TRANSFERRING)
                 self._take_token(0, event.token_id, arrived_s)
             case TransferReport():
                 self._transfer = event
             case NewToken():
                 self._prefill = event.prefill or self._prefill
                 self._done = event.done or self._done
+                if self._progress.state in (RequestState.PREFILLING, RequestState.TRANSFERRING):
+                    self._progress.move(RequestState.DECODING)
                 self._take_token(event.index, event.token_id, arrived_s)
             case RequestFailed():
                 self._progress.move(RequestState.FAILED)
@@ -126,8 +130,6 @@ class Answer:
         )
 
     def _take_token(self, index: int, token_id: int, arrived_s: float) -> None:
-        if self._progress.state is RequestState.PREFILLING:
-            self._progress.move(RequestState.DECODING)
         self._early[index] = token_id
         while len(self.log) in self._early:
             token_id = self._early.pop(len(self.log))

@@ -12,6 +12,7 @@ class FrontDoorConfig:
     model: str
     mode: Mode
     router: RouterConfig
+    may_convert_dtype: bool = False
 
     @property
     def listen(self) -> str:
@@ -21,4 +22,9 @@ class FrontDoorConfig:
     @classmethod
     def from_cluster(cls, cluster: ClusterConfig) -> "FrontDoorConfig":
         """The router's part of a cluster's configuration."""
-        return cls(model=cluster.model, mode=cluster.mode, router=cluster.router)
+        return cls(
+            model=cluster.model,
+            mode=cluster.mode,
+            router=cluster.router,
+            may_convert_dtype=cluster.transfer.convert_dtype,
+        )

@@ -28,9 +28,12 @@ Deliver = Callable[[list[int]], Awaitable[None]]
 class Dispatcher:
     """Runs requests on a fleet; use as an async context manager."""
 
-    def __init__(self, fleet: Fleet, mode: Mode, clock: Clock) -> None:
+    def __init__(
+        self, fleet: Fleet, mode: Mode, clock: Clock, *, may_convert_dtype: bool = False
+    ) -> None:
         self._fleet = fleet
         self._mode = mode
+        self._may_convert_dtype = may_convert_dtype
         self._clock = clock
         self._prefills = asyncio.TaskGroup()
         self._num_prefill_calls = 0
@@ -101,7 +104,12 @@ class Dispatcher:
                         answer.delivered(self._clock.now_s())
 
     def _place(self) -> Placement:
-        placement = place(self._mode, self._fleet.prefill_loads(), self._fleet.decode_loads())
+        placement = place(
+            self._mode,
+            self._fleet.prefill_loads(),
+            self._fleet.decode_loads(),
+            may_convert_dtype=self._may_convert_dtype,
+        )
         if isinstance(placement, Rejected):
             raise PeerLost("cluster", placement.why)
         return placement

@@ -2,7 +2,7 @@
 
 Pure: facts about the workers in, a decision out. Least loaded first: the prefill worker with the
 fewest prompt tokens outstanding, the decode worker with the fewest sequences, names break ties.
-A prefill worker is paired only with decode workers of its own KV layout.
+A prefill worker is paired only with decode workers whose KV blocks its own can become.
 """
 
 from collections.abc import Sequence
@@ -49,7 +49,11 @@ class Rejected:
 
 
 def place(
-    mode: Mode, prefill: Sequence[PrefillLoad], decode: Sequence[DecodeLoad]
+    mode: Mode,
+    prefill: Sequence[PrefillLoad],
+    decode: Sequence[DecodeLoad],
+    *,
+    may_convert_dtype: bool = False,
 ) -> Placement | Rejected:
     """The least loaded workers of each phase that fit together."""
     if not decode:
@@ -59,14 +63,17 @@ def place(
         return Placement(None, chosen.name, f"{_load(chosen)}; mode {mode} reads prompts there")
     if not prefill:
         return Rejected("no prefill worker is connected")
-    layouts = {worker.layout for worker in prefill}
-    fitting = [worker for worker in decode if worker.layout in layouts]
+
+    def obstacles(reader: PrefillLoad, worker: DecodeLoad) -> str:
+        return reader.layout.obstacles(worker.layout, may_convert_dtype=may_convert_dtype)
+
+    fitting = [d for d in decode if any(not obstacles(p, d) for p in prefill)]
     if not fitting:
-        differences = prefill[0].layout.differences(decode[0].layout)
-        return Rejected(f"no prefill worker fits {decode[0].name}: {differences}")
+        problem = obstacles(prefill[0], decode[0])
+        return Rejected(f"no prefill worker fits {decode[0].name}: {problem}")
     chosen = _least_loaded(fitting)
     first = min(
-        (worker for worker in prefill if worker.layout == chosen.layout),
+        (worker for worker in prefill if not obstacles(worker, chosen)),
         key=lambda worker: (worker.num_prompt_tokens, worker.name),
     )
     return Placement(

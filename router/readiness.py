@@ -12,13 +12,12 @@ from collections.abc import Awaitable, Callable
 from core.clock import Clock
 from core.config import Mode
 from core.errors import TwophaseError
-from core.request import Request, RequestId, SamplingParams, WorkerName
+from core.request import PROBE_ID, Request, RequestId, SamplingParams, WorkerName
 from core.worker import Role
 from router.dispatch import Dispatcher
 from router.fleet import Fleet
 from router.placement import Placement
 
-PROBE_ID = "readiness-probe-"
 PROBE_TIMEOUT_S = 30.0
 RETRY_S = 1.0
 MAX_PROBES = 64

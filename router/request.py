@@ -15,6 +15,7 @@ from core.request import (
     MAX_REQUEST_ID_LENGTH,
     MAX_SEED,
     MAX_STOP_TOKEN_IDS,
+    PROBE_ID,
     RequestId,
     SamplingParams,
 )
@@ -53,6 +54,8 @@ def request_id_of(text: str) -> RequestId:
         )
     if not text.isprintable():
         raise InvalidRequest("request_id", repr(text), "must be printable")
+    if text.startswith(PROBE_ID):
+        raise InvalidRequest("request_id", text, f"must not begin with {PROBE_ID}")
     return RequestId(text or uuid.uuid4().hex)
 
 

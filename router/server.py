@@ -42,7 +42,9 @@ async def serve(
     admission = Admission(config.router.max_active_requests)
     async with (
         Fleet(clock, worker_timeout_s=config.router.worker_timeout_s) as fleet,
-        Dispatcher(fleet, config.mode, clock) as dispatcher,
+        Dispatcher(
+            fleet, config.mode, clock, may_convert_dtype=config.may_convert_dtype
+        ) as dispatcher,
         running_server(config.listen, stop_grace_s=config.router.drain_s) as server,
     ):
         health_service = health.aio.HealthServicer()

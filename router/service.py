@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from core.clock import Clock
 from core.completion import Chunk, Completion
 from core.errors import InvalidRequest, PeerLost, TransferFailed, TwophaseError
-from core.request import Request
+from core.request import PROBE_ID, Request
 from core.worker import Role
 from router.admission import Admission
 from router.config import FrontDoorConfig
 from router.detokenizer import Detokenizer
 from router.dispatch import Dispatcher
 from router.fleet import Fleet
-from router.readiness import PROBE_ID, Readiness
+from router.readiness import Readiness
 from router.request import (
     Asked,
     Limits,

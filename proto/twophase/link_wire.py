@@ -65,6 +65,8 @@ def down_to_wire(message: LinkDown) -> pb.LinkDown:
                     kind=message.kind,
                     reason=message.reason,
                     parameters=dict(message.parameters),
+                    layout=layout_to_wire(message.layout),
+                    num_blocks=message.num_blocks,
                 )
             )
         case link.LinkRefused():
@@ -102,7 +104,11 @@ def down_from_wire(message: pb.LinkDown) -> LinkDown:
         case "opened":
             opened = message.opened
             return link.LinkOpened(
-                opened.kind, opened.reason, tuple(sorted(opened.parameters.items()))
+                opened.kind,
+                opened.reason,
+                tuple(sorted(opened.parameters.items())),
+                layout_from_wire(opened.layout),
+                opened.num_blocks,
             )
         case "link_refused":
             return link.LinkRefused(errors.from_wire(message.link_refused))

@@ -15,7 +15,7 @@ from tests.contract.peer import NO_FAULTS, Commands, Peer, random_cache
 
 NUM_SOURCE_BLOCKS, NUM_TARGET_BLOCKS = 10, 14
 SEED = 3
-SOON_S = 5.0
+SOON_S = 10.0
 NIXL = pytest.param("nixl", marks=pytest.mark.skipif(not is_installed(), reason=INSTALL_HINT))
 
 

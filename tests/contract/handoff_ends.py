@@ -4,6 +4,7 @@ The real state machines, real backends and real processes; only gRPC, the schedu
 requests are missing. `PrefillEnd` runs in threads of the peer process, `DecodeEnd` in the test.
 """
 
+import itertools
 import threading
 import time
 
@@ -37,8 +38,11 @@ POLL_S = 0.005
 clock = MonotonicClock()
 
 
-def reservation_of(block_ids, epoch=1):
-    return Reservation(RequestId("r"), epoch, tuple(block_ids), NUM_PROMPT_TOKENS)
+epochs = itertools.count(1)
+
+
+def reservation_of(block_ids):
+    return Reservation(RequestId("r"), next(epochs), tuple(block_ids), NUM_PROMPT_TOKENS)
 
 
 def drain(stream):
@@ -51,7 +55,10 @@ def drain(stream):
 
 
 class PrefillEnd:
-    """Pushes one handoff, a layer a piece; `result` waits until its source blocks are free."""
+    """Pushes one handoff, a layer a piece; `result` waits until its source blocks are free.
+
+    num_sends counts the sends that were begun.
+    """
 
     def __init__(self, sender, stream, reservation, source_ids, plan):
         self._sender = sender
@@ -67,6 +74,7 @@ class PrefillEnd:
         self._source_ids = tuple(source_ids)
         self._changed = threading.Condition()
         self._is_stopped = False
+        self.num_sends = 0
         self._threads = [threading.Thread(target=t, daemon=True) for t in (self._hear, self._push)]
 
     def start(self):
@@ -117,6 +125,8 @@ class PrefillEnd:
 
     def _answer(self, message: LinkDown):
         transfer = self._transfer
+        if message.epoch != transfer.reservation.epoch:
+            return  # of an earlier handoff on this stream
         match message:
             case Granted():
                 self._say(transfer.granted())
@@ -136,6 +146,7 @@ class PrefillEnd:
                 piece = self._transfer.next_piece(clock.now_s())
             if piece is None:
                 return
+            self.num_sends += 1
             try:
                 checksum = self._sender.send(
                     piece.piece_id, piece.span, piece.source_block_ids, piece.target_block_ids
@@ -199,6 +210,8 @@ class DecodeEnd:
             self._stream.send(message)
 
     def _hear(self, message):
+        if message.epoch != self.transfer.reservation.epoch:
+            return  # of an earlier handoff on this stream
         self.heard.append(message)
         transfer, now_s = self.transfer, clock.now_s()
         match message:

@@ -44,6 +44,9 @@ class Commands:
         self._handoff = PrefillEnd(self._sender, self._stream, reservation, source_ids, plan)
         self._handoff.start()
 
+    def num_sends(self):
+        return self._handoff.num_sends
+
     def result(self):
         return self._handoff.result()
 

@@ -5,6 +5,7 @@ memory the prefill end is another process. The end of each test is the same ques
 blocks come back once, and was nothing written into them afterwards?
 """
 
+import contextlib
 import time
 
 import pytest
@@ -31,11 +32,22 @@ class Scene:
     def __init__(self, kind, peer, plan=NO_FAULTS):
         self.link = Link(kind, peer, plan=plan)
         self.peer = self.link.peer
-        self.decode = DecodeEnd(self.link.receiver, self.peer.stream, reservation_of(TARGET_IDS))
-        self.peer.push(reservation_of(TARGET_IDS), SOURCE_IDS, plan)
+        reservation = reservation_of(TARGET_IDS)
+        self.decode = DecodeEnd(self.link.receiver, self.peer.stream, reservation)
+        self.peer.push(reservation, SOURCE_IDS, plan)
+        self.has_peer = True
+
+    def kill_peer(self):
+        self.peer.kill()
+        self.has_peer = False
+
+    def run_until_the_second_send_sleeps(self):
+        self.decode.run(lambda: len(self.decode.heard) == 2)
+        wait_until(lambda: self.peer.num_sends() == 2)
 
     def close(self):
-        self.peer.close()
+        if self.has_peer:
+            self.peer.close()
         if self.link.kind != "memory":
             drain(self.peer.stream)
         self.link.close()
@@ -64,58 +76,70 @@ def peer():
     peer.stop()
 
 
-def sleeping_send(nth):
-    return FaultPlan((Fault(Step.SEND, FaultKind.SLEEP, nth=nth, seconds=LATE_S),))
+@pytest.fixture
+def scene_of():
+    """Scenes that are closed when the test ends, however it ends."""
+    with contextlib.ExitStack() as stack:
+
+        def make(*arguments):
+            scene = Scene(*arguments)
+            stack.callback(scene.close)
+            return scene
+
+        yield make
 
 
-def test_a_handoff_without_faults_is_sealed_with_equal_bytes(kind, shared_peer):
-    scene = Scene(kind, shared_peer)
+SECOND_SEND_SLEEPS = FaultPlan((Fault(Step.SEND, FaultKind.SLEEP, nth=1, seconds=LATE_S),))
+
+
+def test_a_handoff_without_faults_is_sealed_with_equal_bytes(kind, shared_peer, scene_of):
+    scene = scene_of(kind, shared_peer)
     scene.decode.run_to_the_end()
     assert scene.decode.state is InboundState.SEALED
     assert scene.peer.result() == ("sealed", None)
     source = scene.link.source[:, :, list(SOURCE_IDS)]
     assert torch.equal(scene.link.cache[:, :, list(TARGET_IDS)], source)
     assert scene.decode.transfer.try_release_blocks() is None
-    scene.close()
 
 
 @pytest.mark.parametrize("nth", [0, 2])
-def test_one_flipped_bit_in_one_piece_is_never_served(kind, shared_peer, nth):
-    scene = Scene(kind, shared_peer, FaultPlan((Fault(Step.SEND, FaultKind.CORRUPT, nth=nth),)))
+def test_one_flipped_bit_in_one_piece_is_never_served(kind, shared_peer, nth, scene_of):
+    scene = scene_of(kind, shared_peer, FaultPlan((Fault(Step.SEND, FaultKind.CORRUPT, nth=nth),)))
     scene.decode.run_to_the_end()
     assert scene.decode.state is InboundState.CLOSED
     assert scene.peer.result() == ("failed", "checksum")
     assert scene.decode.transfer.failure.reason == "checksum"
     assert scene.decode.transfer.try_release_blocks() == TARGET_IDS
     assert scene.decode.transfer.try_release_blocks() is None
-    scene.close()
 
 
 @pytest.mark.parametrize("faults", ["last", "all"])
-def test_a_dropped_layer_is_refused_at_the_seal(kind, shared_peer, faults):
+def test_a_dropped_layer_is_refused_at_the_seal(kind, shared_peer, faults, scene_of):
     nth = 2 if faults == "last" else None
     plan = FaultPlan(tuple(Fault(s, FaultKind.DROP, nth) for s in (Step.SEND, Step.PIECE)))
-    scene = Scene(kind, shared_peer, plan)
+    scene = scene_of(kind, shared_peer, plan)
     scene.decode.run_to_the_end()
     assert scene.heard(Seal)
     assert scene.peer.result() == ("failed", "missing_pieces")
     assert scene.decode.transfer.try_release_blocks() == TARGET_IDS
-    scene.close()
 
 
-def test_a_layer_announced_twice_is_refused(shared_peer):
-    scene = Scene("shm", shared_peer, FaultPlan((Fault(Step.PIECE, FaultKind.DUPLICATE, nth=1),)))
+def test_a_layer_announced_twice_is_refused(shared_peer, scene_of):
+    scene = scene_of(
+        "shm", shared_peer, FaultPlan((Fault(Step.PIECE, FaultKind.DUPLICATE, nth=1),))
+    )
     scene.decode.run_to_the_end()
     assert scene.peer.result() == ("failed", "refused")
     assert scene.decode.transfer.try_release_blocks() == TARGET_IDS
-    scene.close()
 
 
-def test_a_writer_that_is_late_after_an_abort_finds_the_blocks_in_quarantine(kind, shared_peer):
-    scene = Scene(kind, shared_peer, sleeping_send(nth=1))
+def test_a_writer_that_is_late_after_an_abort_finds_the_blocks_in_quarantine(
+    kind, shared_peer, scene_of
+):
+    scene = scene_of(kind, shared_peer, SECOND_SEND_SLEEPS)
     decode = scene.decode
     # 1 one layer arrived, the send of the next is in progress and sleeps
-    decode.run(lambda: len(decode.heard) == 2)
+    scene.run_until_the_second_send_sleeps()
     # 2 the client leaves: prefill is told, and cannot promise anything yet
     decode.abort()
     assert decode.state is InboundState.ABORTING
@@ -129,28 +153,33 @@ def test_a_writer_that_is_late_after_an_abort_finds_the_blocks_in_quarantine(kin
     # 4 nothing comes after the promise
     scene.reuse_blocks()
     assert scene.peer.result() == ("failed", "aborted")
-    scene.close()
+    scene.peer.close()
+    scene.link.receiver.close()
+    wait_until(scene.link.receiver.is_writer_gone)
     assert scene.are_blocks_untouched()
 
 
 @pytest.mark.parametrize("kind", IN_PLACE)
-def test_without_the_quarantine_the_late_write_would_hit_the_next_request(kind, shared_peer):
-    scene = Scene(kind, shared_peer, sleeping_send(nth=1))
+def test_without_the_quarantine_the_late_write_would_hit_the_next_request(
+    kind, shared_peer, scene_of
+):
+    scene = scene_of(kind, shared_peer, SECOND_SEND_SLEEPS)
     decode = scene.decode
-    decode.run(lambda: len(decode.heard) == 2)
+    scene.run_until_the_second_send_sleeps()
     decode.abort()
     scene.reuse_blocks()  # what the pool must never allow
     assert scene.peer.result() == ("failed", "aborted")
     assert not scene.are_blocks_untouched()
     decode.run_to_the_end()
-    scene.close()
 
 
 @pytest.mark.parametrize("kind", IN_PLACE)
-def test_a_writer_that_is_late_when_its_link_is_lost_finds_the_blocks_in_quarantine(kind, peer):
-    scene = Scene(kind, peer, sleeping_send(nth=1))
+def test_a_writer_that_is_late_when_its_link_is_lost_finds_the_blocks_in_quarantine(
+    kind, peer, scene_of
+):
+    scene = scene_of(kind, peer, SECOND_SEND_SLEEPS)
     decode = scene.decode
-    decode.run(lambda: len(decode.heard) == 2)
+    scene.run_until_the_second_send_sleeps()
     decode.lose_link()
     # 1 prefill's process lives and has said nothing: no proof, however long it takes
     assert not decode.ask_for_proof()
@@ -164,35 +193,34 @@ def test_a_writer_that_is_late_when_its_link_is_lost_finds_the_blocks_in_quarant
     scene.reuse_blocks()
     time.sleep(0.05)
     assert scene.are_blocks_untouched()
-    scene.link.close()
 
 
 @pytest.mark.parametrize("kind", IN_PLACE)
 @pytest.mark.parametrize("is_frozen", [False, True], ids=["killed", "frozen and killed"])
-def test_a_writer_that_dies_in_the_middle_of_a_send_frees_the_blocks(kind, peer, is_frozen):
-    scene = Scene(kind, peer, sleeping_send(nth=1))
+def test_a_writer_that_dies_in_the_middle_of_a_send_frees_the_blocks(
+    kind, peer, is_frozen, scene_of
+):
+    scene = scene_of(kind, peer, SECOND_SEND_SLEEPS)
     decode = scene.decode
-    decode.run(lambda: len(decode.heard) == 2)
+    scene.run_until_the_second_send_sleeps()
     if is_frozen:
         peer.freeze()
         decode.lose_link()
         assert not decode.ask_for_proof()
-        peer.kill()
+        scene.kill_peer()
     else:
-        peer.kill()
+        scene.kill_peer()
         decode.lose_link()
     wait_until(decode.ask_for_proof)
     assert decode.transfer.try_release_blocks() == TARGET_IDS
     scene.reuse_blocks()
     time.sleep(LATE_S)
     assert scene.are_blocks_untouched()
-    scene.link.close()
 
 
 @pytest.mark.parametrize(
     "fault",
     [
-        Fault(Step.SEND, FaultKind.RAISE, nth=1),
         Fault(Step.SEND, FaultKind.DELAY, nth=1, seconds=0.05),
         Fault(Step.BEGIN, FaultKind.SLEEP, seconds=0.05),
         Fault(Step.PIECE, FaultKind.CORRUPT, nth=1),
@@ -200,21 +228,19 @@ def test_a_writer_that_dies_in_the_middle_of_a_send_frees_the_blocks(kind, peer,
     ],
     ids=lambda fault: f"{fault.step}-{fault.kind}",
 )
-def test_whatever_happens_both_ends_agree_how_it_ended(kind, shared_peer, fault):
-    scene = Scene(kind, shared_peer, FaultPlan((fault,)))
-    decode = scene.decode
-    if fault.kind is FaultKind.RAISE:
-        # The sender's link is lost: its worker ends the stream, decode notices.
-        decode.run(lambda: len(decode.heard) == 2)
-        assert scene.peer.result() == ("failed", "link_lost")
-        scene.peer.close()
-        scene.link.receiver.close()
-        decode.abort()
-        wait_until(decode.ask_for_proof)
-        assert decode.transfer.try_release_blocks() == TARGET_IDS
-    else:
-        decode.run_to_the_end()
-        is_sealed = decode.state is InboundState.SEALED
-        assert (scene.peer.result()[0] == "sealed") == is_sealed
-        assert is_sealed == (fault.kind is not FaultKind.CORRUPT)
-    scene.close()
+def test_whatever_happens_both_ends_agree_how_it_ended(kind, shared_peer, fault, scene_of):
+    scene = scene_of(kind, shared_peer, FaultPlan((fault,)))
+    scene.decode.run_to_the_end()
+    is_sealed = scene.decode.state is InboundState.SEALED
+    assert is_sealed == (fault.kind is not FaultKind.CORRUPT)
+    assert scene.peer.result() == (("sealed", None) if is_sealed else ("failed", "checksum"))
+
+
+def test_a_send_that_fails_ends_the_link_and_frees_the_blocks(kind, peer, scene_of):
+    scene = scene_of(kind, peer, FaultPlan((Fault(Step.SEND, FaultKind.RAISE, nth=1),)))
+    scene.decode.run(lambda: len(scene.decode.heard) == 2)
+    assert scene.peer.result() == ("failed", "link_lost")
+    scene.decode.lose_link()
+    scene.peer.close()
+    wait_until(scene.decode.ask_for_proof)
+    assert scene.decode.transfer.try_release_blocks() == TARGET_IDS

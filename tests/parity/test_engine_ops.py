@@ -9,6 +9,7 @@ from core.layout import Dtype, KVLayout
 from core.request import SamplingParams
 from engine.attention import CpuAttention, ReferenceAttention, SdpaAttention, select_attention
 from engine.batch import SequenceStep, build_batch
+from engine.decode_kernel import tile_of
 from engine.kernels import exp
 from engine.kv_cache import TORCH_DTYPES, KVCache
 from engine.linear import Linear
@@ -127,7 +128,8 @@ def attention_case(dtype, *, num_heads, num_kv_heads, head_dim, block_size):
 
 @pytest.mark.parametrize("dtype_", DTYPES)
 @pytest.mark.parametrize(
-    ("num_heads", "num_kv_heads", "head_dim"), [(9, 3, 64), (4, 2, 16), (2, 2, 24), (7, 1, 8)]
+    ("num_heads", "num_kv_heads", "head_dim"),
+    [(9, 3, 64), (4, 2, 16), (2, 2, 24), (7, 1, 8), (10, 1, 128)],
 )
 @pytest.mark.parametrize("block_size", [16, 4, 1, 6])
 @pytest.mark.parametrize("kind", ["numba", "sdpa"])
@@ -145,6 +147,15 @@ def test_attention_equals_the_reference(
     out = fast.paged_attention(*case)
     expected = ReferenceAttention().paged_attention(*case)
     torch.testing.assert_close(out, expected, **TOLERANCE[out.dtype])
+
+
+@pytest.mark.parametrize(
+    ("num_groups", "head_dim", "num_heads"),
+    [(1, 64, 1), (3, 64, 3), (7, 64, 7), (8, 128, 4), (10, 128, 2), (11, 128, 1), (2, 1024, 1)],
+)
+def test_heads_of_a_tile_divide_their_group_and_fit_registers(num_groups, head_dim, num_heads):
+    heads, lanes = tile_of(num_groups, head_dim)
+    assert (len(heads), len(lanes)) == (num_heads, head_dim // 8)
 
 
 def test_selection_names_what_it_took_and_why():

@@ -15,7 +15,11 @@ from core.request import SamplingParams
 from engine.batch import SequenceStep
 from engine.leader import EngineSettings, running_engine
 from tests.engine_loop import generate
-from tests.parity.test_engine_model import generate_reference
+from tests.parity.test_engine_model import (
+    assert_reference,
+    generate_reference,
+    reference_rows,
+)
 from tests.tiny_model import write_tiny_model
 
 SEEDED = SamplingParams(temperature=1.0, top_p=0.9, seed=17)
@@ -133,20 +137,32 @@ def test_no_process_is_left(directory):
     assert followers_of_this_process() == before
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_lost_rank_ends_the_next_step_with_a_clear_error(directory, monkeypatch, number):
+@pytest.mark.parametrize(
+    ("number", "why"),
+    [(signal.SIGKILL, "its connection ended"), (signal.SIGSTOP, "it fell silent")],
+)
+def test_a_lost_rank_ends_the_next_step_with_a_clear_error(directory, monkeypatch, number, why):
     monkeypatch.setattr(engine.parallel, "COLLECTIVE_TIMEOUT_S", 2.0)
     before = followers_of_this_process()
     with contextlib.ExitStack() as stack:
         runner = stack.enter_context(running_engine(settings_of(directory, 2)))
         (follower,) = set(followers_of_this_process()) - set(before)
         os.kill(follower, number)
-        with pytest.raises(PeerLost, match="a rank of this worker was lost"):
+        with pytest.raises(PeerLost, match=f"a rank of this worker was lost: {why}"):
             for _ in range(3):
                 runner.step([SequenceStep([1, 2, 3], 0, [0], SamplingParams())])
         if number == signal.SIGSTOP:
             os.kill(follower, signal.SIGKILL)
     assert followers_of_this_process() == before
+
+
+@pytest.mark.model
+@pytest.mark.timeout(600)
+def test_three_ranks_say_what_the_reference_says(smollm2_directory):
+    settings = settings_of(smollm2_directory, 3, kv_cache_bytes=256 << 20, block_size=16)
+    with running_engine(settings) as runner:
+        rows = reference_rows(lambda row: row["kind"] in ("edge", "code", "ja", "prefix"))
+        assert_reference(runner, rows, chunk_tokens=200)
 
 
 def test_heads_that_cannot_be_divided_are_refused(tmp_path):

@@ -396,7 +396,7 @@ class OpenLink(_message.Message):
     def __init__(self, prefill_worker: _Optional[str] = ..., incarnation: _Optional[str] = ..., decode_incarnation: _Optional[str] = ..., layout: _Optional[_Union[Layout, _Mapping]] = ..., backend: _Optional[str] = ..., host_id: _Optional[str] = ..., device: _Optional[str] = ...) -> None: ...
 
 class LinkOpened(_message.Message):
-    __slots__ = ("kind", "reason", "parameters")
+    __slots__ = ("kind", "reason", "parameters", "layout", "num_blocks")
     class ParametersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -407,10 +407,14 @@ class LinkOpened(_message.Message):
     KIND_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     kind: str
     reason: str
     parameters: _containers.ScalarMap[str, str]
-    def __init__(self, kind: _Optional[str] = ..., reason: _Optional[str] = ..., parameters: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    layout: Layout
+    num_blocks: int
+    def __init__(self, kind: _Optional[str] = ..., reason: _Optional[str] = ..., parameters: _Optional[_Mapping[str, str]] = ..., layout: _Optional[_Union[Layout, _Mapping]] = ..., num_blocks: _Optional[int] = ...) -> None: ...
 
 class PieceHeader(_message.Message):
     __slots__ = ("request_id", "epoch", "index", "first_layer", "num_layers", "first_block", "num_blocks", "num_bytes", "checksum")

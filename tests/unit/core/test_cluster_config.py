@@ -74,10 +74,38 @@ class TestWhoReadsPrompts:
     @pytest.mark.parametrize("mode", ["colocated", "chunked"])
     def test_a_prefill_pool_that_has_no_effect_is_refused(self, mode):
         error = refusal(f"mode={mode}", "prefill.replicas=1")
-        assert error.problem == f"prefill has no effect in mode {mode}: take it out"
+        assert (error.path, error.problem) == (
+            "prefill",
+            f"has no effect in mode {mode}: take it out",
+        )
+
+
+class TestPoolsOfDifferentShapes:
+    def test_a_pool_has_the_engine_s_settings_unless_it_has_its_own(self):
+        config = load_config(None, ["engine.block_size=32", "prefill.block_size=8"])
+        sizes = [config.engine_of(p).block_size for p in (config.prefill_pool, config.decode)]
+        assert sizes == [8, 32]
+        assert config.engine_of(config.decode) == config.engine
+
+    def test_two_formats_are_refused_unless_they_may_be_converted(self):
+        error = refusal("prefill.dtype=bfloat16")
+        assert error.path == "prefill.dtype"
+        assert "bfloat16" in error.problem and "float32" in error.problem
+        config = load_config(None, ["prefill.dtype=bfloat16", "transfer.convert_dtype=true"])
+        assert config.engine_of(config.prefill_pool).dtype is Dtype.BFLOAT16
+
+    def test_a_pool_that_does_not_exist_has_no_format(self):
+        config = load_config(None, ["mode=chunked", "decode.dtype=bfloat16"])
+        assert config.engine_of(config.decode).dtype is Dtype.BFLOAT16
 
 
 class TestCores:
+    def test_each_rank_of_each_replica_takes_its_share(self):
+        settings = ["decode.replicas=2", "decode.tensor_parallel=2", "decode.cores=[3, 1, 0, 2]"]
+        pool = load_config(None, settings).decode
+        assert pool.num_worker_threads == 2
+        assert [pool.cores_of(0), pool.cores_of(1)] == [(3, 1), (0, 2)]
+
     def test_each_replica_takes_its_share_in_order(self):
         pool = load_config(
             None, ["decode.replicas=2", "decode.num_threads=2", "decode.cores=[3, 1, 0, 2]"]

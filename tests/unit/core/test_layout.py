@@ -67,6 +67,27 @@ def test_several_differences_are_all_told():
     assert SMOLLM2.differences(other) == "num_layers 30 != 1, head_dim 64 != 16"
 
 
+def test_each_rank_holds_a_share_of_the_heads_or_a_copy_of_one():
+    two = dataclasses.replace(SMOLLM2, num_kv_heads=4, tensor_parallel_size=2)
+    assert [list(two.kv_heads_of(rank)) for rank in range(2)] == [[0, 1], [2, 3]]
+    assert two.page_bytes == 2 * two.rank_page_bytes == 16 * 4 * 64 * 4
+    eight = dataclasses.replace(two, tensor_parallel_size=8)
+    assert [list(eight.kv_heads_of(rank)) for rank in (0, 1, 2, 7)] == [[0], [0], [1], [3]]
+    assert eight.page_bytes == 2 * two.page_bytes
+    assert eight.block_bytes == 8 * eight.rank_block_bytes
+
+
+@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(KVLayout)])
+@pytest.mark.parametrize("may_convert_dtype", [True, False])
+def test_only_shapes_may_differ_and_what_may_not_is_told_with_both_layouts(name, may_convert_dtype):
+    other = dataclasses.replace(SMOLLM2, **{name: OTHER_VALUES[name]})
+    obstacles = SMOLLM2.obstacles(other, may_convert_dtype=may_convert_dtype)
+    if name in ("block_size", "tensor_parallel_size") or (name == "dtype" and may_convert_dtype):
+        assert obstacles == ""
+    else:
+        assert obstacles == f"{SMOLLM2.differences(other)} ({SMOLLM2} != {other})"
+
+
 @given(layouts, layouts)
 def test_fingerprints_and_differences_agree_with_equality(left, right):
     assert (left.fingerprint == right.fingerprint) is (left == right)

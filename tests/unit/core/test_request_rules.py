@@ -24,6 +24,7 @@ ARROWS = {
     (State.PREFILLING, State.TRANSFERRING),
     (State.PREFILLING, State.DECODING),
     (State.TRANSFERRING, State.DECODING),
+    (State.TRANSFERRING, State.FINISHED),
     (State.DECODING, State.FINISHED),
     *((state, State.FAILED) for state in State if state not in (State.FINISHED, State.FAILED)),
 }

@@ -11,6 +11,7 @@ import torch
 from core.clock import ManualClock
 from core.config import TransferConfig
 from core.errors import ConfigError, LayoutMismatch, PeerLost, TransferFailed
+from core.layout import Dtype
 from core.link import Begin, LinkOpened, LinkRefused, OpenLink, PieceAck
 from decode_worker.link import LinkServer
 from kv_transfer.backend import BackendKind, Offer
@@ -89,6 +90,7 @@ class LinkWorld(World):
     [
         ({"decode_incarnation": "0"}, PeerLost),
         ({"layout": dataclasses.replace(LAYOUT, num_layers=9)}, LayoutMismatch),
+        ({"layout": dataclasses.replace(LAYOUT, dtype=Dtype.FLOAT32)}, LayoutMismatch),
         ({"backend": "torch"}, ConfigError),
     ],
 )
@@ -99,6 +101,18 @@ async def test_a_link_that_cannot_be_is_refused_with_the_reason(change, kind):
     assert isinstance(refused, LinkRefused)
     assert isinstance(refused.error, kind)
     assert world.server.statuses == ()
+
+
+@pytest.mark.parametrize("change", [{"block_size": 8}, {"tensor_parallel_size": 2}])
+async def test_a_link_from_another_shape_is_opened_and_told_ours(change):
+    world = LinkWorld()
+    layout = dataclasses.replace(LAYOUT, **change)
+    task = world.open(dataclasses.replace(OPEN, layout=layout))
+    world.incoming.put_nowait(None)
+    await task
+    (opened,) = world.said
+    assert isinstance(opened, LinkOpened)
+    assert (opened.layout, opened.num_blocks) == (LAYOUT, 16)
 
 
 @pytest.mark.parametrize("first", [None, PieceAck("r", 1, 0)])

@@ -1,30 +1,70 @@
 """Each pair of workers gets the fastest backend that can join it, or a clear refusal."""
 
+import sys
+
 import pytest
+import torch
 
 from core.errors import ConfigError
-from kv_transfer.backend import BackendKind, Endpoint, choose_backend
+from kv_transfer import shm
+from kv_transfer.backend import BackendKind, Endpoint, Offer, choose_backend
+from kv_transfer.connection import connect, has_rdma, local_endpoint, open_backend
 
 CPU_A, CPU_B = Endpoint("host-a", "cpu"), Endpoint("host-b", "cpu")
-CUDA_A = Endpoint("host-a", "cuda")
+CUDA_A = Endpoint("host-a", "cuda:0")
+
+
+def with_nixl(host, device="cpu", has_rdma=False):
+    return Endpoint(host, device, has_nixl=True, has_rdma=has_rdma)
 
 
 def test_auto_takes_shared_memory_between_two_cpu_workers_of_one_host():
-    choice = choose_backend("auto", prefill=CPU_A, decode=CPU_A)
+    choice = choose_backend(
+        "auto", prefill=with_nixl("a", has_rdma=True), decode=with_nixl("a", has_rdma=True)
+    )
     assert choice.kind is BackendKind.SHM
     assert "one host" in choice.why
 
 
-@pytest.mark.parametrize(("prefill", "decode"), [(CPU_A, CPU_B), (CUDA_A, CUDA_A), (CUDA_A, CPU_A)])
-def test_auto_takes_torch_where_memory_cannot_be_shared(prefill, decode):
+@pytest.mark.parametrize(
+    ("prefill", "decode", "why"),
+    [
+        (CPU_A, CPU_B, "different hosts"),
+        (with_nixl("a"), with_nixl("b"), "different hosts"),
+        (with_nixl("a", has_rdma=True), with_nixl("b"), "different hosts"),
+        (Endpoint("a", "cpu", has_rdma=True), Endpoint("b", "cpu", has_rdma=True), "not installed"),
+        (CUDA_A, CUDA_A, "not installed at prefill and decode"),
+        (with_nixl("host-a", "cuda:1"), CUDA_A, "not installed at decode"),
+        (with_nixl("a", "cuda:0"), with_nixl("a"), "one of them on CUDA"),
+    ],
+)
+def test_auto_takes_torch_where_nothing_faster_reaches_and_says_why(prefill, decode, why):
     choice = choose_backend("auto", prefill=prefill, decode=decode)
     assert choice.kind is BackendKind.TORCH
     assert "host" in choice.why
+    assert why in choice.why
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "why"),
+    [
+        (with_nixl("a", has_rdma=True), with_nixl("b", has_rdma=True), "RDMA"),
+        (with_nixl("a", "cuda:0", True), with_nixl("b", "cuda:0", True), "RDMA"),
+        (with_nixl("a", "cuda:0"), with_nixl("a", "cuda:1"), "CUDA IPC"),
+        (with_nixl("a", "cuda:0"), with_nixl("a", "cuda:0"), "CUDA IPC"),
+    ],
+)
+def test_auto_takes_nixl_over_rdma_and_between_cuda_caches_of_one_host(prefill, decode, why):
+    choice = choose_backend("auto", prefill=prefill, decode=decode)
+    assert choice.kind is BackendKind.NIXL
+    assert why in choice.why
 
 
 def test_a_configured_backend_is_taken_where_it_works():
     assert choose_backend("torch", prefill=CPU_A, decode=CPU_A).kind is BackendKind.TORCH
     assert choose_backend("shm", prefill=CPU_A, decode=CPU_A).kind is BackendKind.SHM
+    pair = {"prefill": with_nixl("a"), "decode": with_nixl("b")}
+    assert choose_backend("nixl", **pair).kind is BackendKind.NIXL
 
 
 def test_shared_memory_between_hosts_is_refused_with_both_values():
@@ -32,7 +72,40 @@ def test_shared_memory_between_hosts_is_refused_with_both_values():
         choose_backend("shm", prefill=CPU_A, decode=CPU_B)
 
 
+def test_nixl_without_the_extra_is_refused_with_its_name_and_the_end_that_lacks_it():
+    with pytest.raises(ConfigError, match=r"at decode: pip install twophase\[rdma\]"):
+        choose_backend("nixl", prefill=with_nixl("a"), decode=CPU_B)
+
+
 @pytest.mark.parametrize("name", ["gloo", "memory", ""])
 def test_an_unknown_backend_is_refused_with_its_name(name):
-    with pytest.raises(ConfigError, match="auto, shm, torch"):
+    with pytest.raises(ConfigError, match="auto, shm, torch, nixl"):
         choose_backend(name, prefill=CPU_A, decode=CPU_A)
+
+
+def test_a_worker_without_nixl_cannot_open_or_join_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "nixl", None)
+    cache = torch.zeros(1, 2, 1, 4, 1, 8)
+    assert not local_endpoint(cache).has_nixl
+    with pytest.raises(ConfigError, match=r"twophase\[rdma\]"):
+        open_backend(BackendKind.NIXL, host="127.0.0.1")
+    with pytest.raises(ConfigError, match=r"twophase\[rdma\]"):
+        connect(Offer("nixl", {}), cache, 1.0)
+
+
+def test_an_endpoint_names_this_host_and_where_the_cache_lies():
+    endpoint = local_endpoint(torch.zeros(1, 2, 1, 4, 1, 8))
+    assert (endpoint.host_id, endpoint.device) == (shm.host_id(), "cpu")
+
+
+@pytest.mark.parametrize(
+    ("states", "expected"),
+    [([], False), (["1: DOWN"], False), (["1: DOWN", "4: ACTIVE"], True), (["2: INIT"], False)],
+)
+def test_rdma_needs_a_port_that_is_active(tmp_path, states, expected):
+    for number, state in enumerate(states):
+        port = tmp_path / f"mlx5_{number}" / "ports" / "1"
+        port.mkdir(parents=True)
+        (port / "state").write_text(f"{state}\n", encoding="ascii")
+    assert has_rdma(tmp_path) == expected
+    assert not has_rdma(tmp_path / "absent")

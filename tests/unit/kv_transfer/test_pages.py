@@ -82,6 +82,7 @@ def test_host_and_device_pages_stage_the_same_bytes(case, dtype):
     staged = [torch.empty(len(expected), dtype=torch.uint8) for _ in range(2)]
     HostPages(source).gather(span, block_ids, staged[0])
     sent = DevicePages(source).gather(span, block_ids, staged[1])
+    assert DevicePages(source).checksum(span, block_ids) == sent
     assert staged[0].numpy().tobytes() == staged[1].numpy().tobytes() == expected
 
     targets = [torch.zeros_like(source) for _ in range(2)]

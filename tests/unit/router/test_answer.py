@@ -159,7 +159,7 @@ class TestStates:
             "received",
             "reserving",
             "prefilling",
-            "decoding",
+            "transferring",
             "finished",
         ]
 

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.config import Mode
+from core.layout import Dtype
 from router.placement import DecodeLoad, Placement, PrefillLoad, Rejected, place
 from tests.unit.router.doubles import LAYOUT
 
@@ -56,12 +57,24 @@ def test_the_other_modes_read_prompts_where_they_decode(mode):
         (
             [prefill("p", layout=OTHER)],
             [decode("d")],
-            "no prefill worker fits d: num_layers 9 != 2",
+            f"no prefill worker fits d: num_layers 9 != 2 ({OTHER} != {LAYOUT})",
         ),
     ],
 )
 def test_a_pool_that_cannot_serve_is_named(prefills, decodes, why):
     assert place(Mode.DISAGGREGATED, prefills, decodes) == Rejected(why)
+
+
+@pytest.mark.parametrize(
+    "change", [{"block_size": 8}, {"tensor_parallel_size": 2}, {"dtype": Dtype.BFLOAT16}]
+)
+def test_shapes_may_differ_and_formats_if_they_may_be_converted(change):
+    workers = [prefill("p", layout=dataclasses.replace(LAYOUT, **change))], [decode("d")]
+    is_format = "dtype" in change
+    placement = place(Mode.DISAGGREGATED, *workers, may_convert_dtype=is_format)
+    assert (placement.prefill, placement.decode) == ("p", "d")
+    if is_format:
+        assert isinstance(place(Mode.DISAGGREGATED, *workers), Rejected)
 
 
 def test_a_less_loaded_decode_worker_that_no_prefill_worker_fits_is_passed_over():

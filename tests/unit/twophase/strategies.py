@@ -260,6 +260,8 @@ downs = st.one_of(
         parameters=st.dictionaries(texts, texts, max_size=3).map(
             lambda d: tuple(sorted(d.items()))
         ),
+        layout=layouts,
+        num_blocks=counts,
     ),
     fields(link.LinkRefused, error=all_errors),
     fields(link.Granted, request_id=request_ids, epoch=wides),
