@@ -112,8 +112,9 @@ class DecodeConfig(PoolConfig):
 class TransferConfig(_Section):
     """The handoff of KV blocks from prefill to decode."""
 
-    backend: Literal["auto", "shm", "torch"] = "auto"
-    """shm: same host; torch: gloo between CPUs, NCCL between CUDA devices; auto: per pair."""
+    backend: Literal["auto", "shm", "torch", "nixl"] = "auto"
+    """shm: same host; torch: gloo between CPUs, NCCL between CUDA devices; nixl: RDMA through UCX
+    (extra `rdma`); auto: per pair."""
     piece: ByteSize = Field(default=ByteSize(8 * MIB), ge=4096)
     """Most bytes that are sent and checked as one piece."""
     idle_timeout_s: Seconds = 600.0

@@ -14,7 +14,7 @@
     |-- ModelError          a model directory is missing, unreadable or unsupported
     `-- InvariantBroken     a bug; the process that finds it stops
 
-Errors carry fields, not only text. `twophase.wire` holds the one table that maps them to gRPC
+Errors carry fields, not only text. `twophase.errors` holds the one table that maps them to gRPC
 status codes and back.
 """
 
@@ -117,4 +117,4 @@ class ModelError(TwophaseError):
 
 
 class InvariantBroken(TwophaseError):
-    """Something that must always hold did not; never caught, the process stops."""
+    """Something that must always hold did not; the device loop that finds it stops its process."""

@@ -76,6 +76,8 @@ class OpenLink:
     backend: str
     host_id: str
     device: str
+    has_nixl: bool
+    has_rdma: bool
 
 
 @dataclass(frozen=True, slots=True)

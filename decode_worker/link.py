@@ -12,7 +12,7 @@ import logging
 import uuid
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -31,9 +31,9 @@ from kv_transfer.backend import (
     ReceiverBackend,
     choose_backend,
 )
+from kv_transfer.connection import local_endpoint
 from kv_transfer.pages import view_as_pages
 from kv_transfer.reshape import CacheShape, Reshape, require_reshapable
-from kv_transfer.shm import host_id
 
 Say = Callable[[LinkDown], None]
 
@@ -85,7 +85,8 @@ class LinkServer:
 
     async def serve(self, messages: AsyncIterator[LinkUp], say: Say) -> None:
         """Carry one link from its OpenLink to the end of its stream."""
-        opening = await anext(messages, None)
+        async with asyncio.timeout(self._config.connect_timeout_s):
+            opening = await anext(messages, None)
         if not isinstance(opening, OpenLink):
             return
         try:
@@ -124,8 +125,10 @@ class LinkServer:
         )
         choice = choose_backend(
             self._config.backend,
-            prefill=Endpoint(opening.host_id, opening.device),
-            decode=Endpoint(host_id(), str(self._cache_L2NSKD.device)),
+            prefill=Endpoint(opening.host_id, opening.device, opening.has_nixl, opening.has_rdma),
+            decode=replace(
+                local_endpoint(self._cache_L2NSKD), has_nixl=BackendKind.NIXL in self._backends
+            ),
         )
         if opening.backend != self._config.backend:
             raise ConfigError(

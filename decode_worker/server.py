@@ -19,8 +19,9 @@ from engine.device_thread import device_thread
 from engine.leader import Allocate, EngineSettings, running_engine
 from engine.runner import Runner
 from engine.shared_memory import SharedMemory
+from kv_transfer import nixl_agent
 from kv_transfer.backend import BackendKind, ReceiverBackend
-from kv_transfer.connection import open_backend
+from kv_transfer.connection import has_rdma, open_backend
 from kv_transfer.shm import ShmBackend
 from twophase.server import running_server
 from twophase.v1 import worker_pb2_grpc as pb_grpc
@@ -49,6 +50,8 @@ async def serve(
         runner = await asyncio.get_running_loop().run_in_executor(
             device, stack.enter_context, running_engine(settings, _lender(backends))
         )
+        # A step that is still running uses all of this: it ends first.
+        stack.callback(lambda: device.submit(int).result())
         await _serve(config, runner, backends, device=device, stop=stop, on_ready=on_ready)
 
 
@@ -56,6 +59,8 @@ def _open_backends(config: DecodeWorkerConfig) -> dict[BackendKind, ReceiverBack
     """Every backend that a link of this worker may choose."""
     host = config.listen.rpartition(":")[0]
     kinds = [BackendKind.SHM, BackendKind.TORCH]
+    if nixl_agent.is_installed() and has_rdma():
+        kinds.append(BackendKind.NIXL)
     if config.transfer.backend != "auto":
         kinds = [BackendKind(config.transfer.backend)]
     return {kind: open_backend(kind, host=host) for kind in kinds}

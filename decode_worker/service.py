@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from core.clock import Clock
 from core.errors import InvariantBroken, PeerLost, TwophaseError
+from core.request import RequestId
 from core.worker import CancelRequest, DecodeUpdate, Reserve, Role, WorkerInfo, WorkerStatus
 from decode_worker.link import LinkServer
 from decode_worker.worker import DecodeWorker
@@ -110,7 +111,14 @@ class DecodeService(pb_grpc.WorkerServicer, pb_grpc.DecodeWorkerServicer):
 
     def _command(self, session_id: str, message: pb.DecodeCommand) -> None:
         now_s = self._clock.now_s()
-        match worker_wire.command_from_wire(message, now_s):
+        try:
+            command = worker_wire.command_from_wire(message, now_s)
+        except TwophaseError as error:
+            request_id = RequestId(message.reserve.request.request_id)
+            self._worker.refuse(session_id, request_id, error)
+            self.changed()
+            return
+        match command:
             case Reserve() as reserve:
                 self._worker.reserve(session_id, reserve, now_s)
             case CancelRequest(request_id):

@@ -77,6 +77,7 @@ class DecodeWorker:
         self._limits = limits
         self._sequences: dict[RequestId, Sequence] = {}
         self._waiting: list[Sequence] = []
+        self._is_grant_due = False
         self._fencing: dict[tuple[RequestId, int], Sequence] = {}
         self._in_step: list[tuple[Sequence, int]] = []
         self._step_started_s = 0.0
@@ -118,12 +119,17 @@ class DecodeWorker:
         try:
             self._check(command)
         except TwophaseError as error:
-            self._updates[session_id].failed.append(RequestFailed(request.request_id, error))
+            self.refuse(session_id, request.request_id, error)
             return
         sequence = Sequence(session_id, request, command.prefill_locally, now_s)
         self._sequences[request.request_id] = sequence
         self._waiting.append(sequence)
+        self._is_grant_due = True
         self._grant(now_s)
+
+    def refuse(self, session_id: str, request_id: RequestId, error: TwophaseError) -> None:
+        """Tell the session that a request was not taken."""
+        self._updates[session_id].failed.append(RequestFailed(request_id, error))
 
     def cancel(self, session_id: str, request_id: RequestId, now_s: float) -> None:
         """Give up a request of this session; nothing happens if it is not known."""
@@ -235,6 +241,9 @@ class DecodeWorker:
                 self._fenced(outcome)
 
     def _grant(self, now_s: float) -> None:
+        if not self._is_grant_due:
+            return  # nothing was freed and nobody came: no need to look every prompt up again
+        self._is_grant_due = False
         for sequence in list(self._waiting):
             if self._try_grant(sequence, now_s):
                 self._waiting.remove(sequence)
@@ -319,6 +328,7 @@ class DecodeWorker:
         sequence.is_ended = True
         if sequence.reservation is None:
             self._waiting.remove(sequence)
+            self._is_grant_due = True
         elif not sequence.is_local and not sequence.is_running:
             self._fence(sequence, now_s)
         elif all(sequence is not other for other, _ in self._in_step):
@@ -337,6 +347,7 @@ class DecodeWorker:
         sequence = self._fencing.pop((closed.request_id, closed.epoch))
         assert sequence.reservation is not None
         self.pool.lift_quarantine(sequence.reservation.fresh_block_ids)
+        self._is_grant_due = True
 
     def _publish(self, sequence: Sequence) -> None:
         assert sequence.reservation is not None
@@ -348,3 +359,4 @@ class DecodeWorker:
         assert sequence.reservation is not None
         self._publish(sequence)
         self.pool.release(sequence.reservation.block_ids)
+        self._is_grant_due = True

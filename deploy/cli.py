@@ -1,11 +1,13 @@
-"""The command line: `twophase serve`, `ask`, `status`, `demo` and `model`.
+"""The command line: `twophase serve`, `demo`, `ask`, `status`, `doctor` and `model`.
 
 Exit codes: 0 done, 2 refused (one line on standard error says why), 130 interrupted.
 """
 
 import signal
+import socket
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,6 +30,8 @@ from twophase.client import Client, Prompt, Sampling
 
 DEFAULT_ADDRESS = "127.0.0.1:8100"
 READY_TIMEOUT_S = 120.0
+LOOK_S = 2.0
+SECOND_LOOK_S = 0.5
 DEMO_PROMPT = "What is the capital of Portugal? Answer in one short sentence."
 EXIT_INTERRUPTED = 130
 
@@ -55,10 +59,12 @@ def serve(
     """Start a cluster and serve until Ctrl-C, which drains it; a second Ctrl-C stops at once."""
     cluster = _load(config, overrides)
     stop = threading.Event()
-    with _running(cluster, without_ray=without_ray, stop=stop) as address:
+    with _running(cluster, without_ray=without_ray) as address:
         out.print(f"[green]ready[/]: gRPC at [bold]{address}[/], mode {cluster.mode}")
         out.print(f'try: twophase ask --address {address} "{DEMO_PROMPT}"', style="dim")
-        stop.wait()
+        _on_signals(stop)
+        while not stop.wait(LOOK_S):
+            _require_router(address)
 
 
 @app.command()
@@ -70,7 +76,7 @@ def demo(
     """Start a cluster, ask one question, show the answer and its phases, and stop."""
     cluster = _load(config, ["router.port=0", *(overrides or [])])
     with (
-        _running(cluster, without_ray=without_ray, stop=threading.Event()) as address,
+        _running(cluster, without_ray=without_ray) as address,
         Client(address) as client,
     ):
         out.print(f"[green]ready[/] at {address}, mode {cluster.mode}; asking:")
@@ -109,6 +115,8 @@ def status(address: Address = DEFAULT_ADDRESS) -> None:
         f"{cluster.num_active_requests} active requests"
     )
     out.print(_worker_table(cluster.workers))
+    for name in cluster.silent_workers:
+        out.print(f"{escape(name)} does not answer", style="red")
     kv = cluster.kv
     out.print(
         f"prompt tokens: {kv.num_transferred_tokens} moved, {kv.num_decode_cached_tokens} cached "
@@ -127,7 +135,13 @@ def status(address: Address = DEFAULT_ADDRESS) -> None:
 def doctor(address: Address = DEFAULT_ADDRESS) -> None:
     """List every KV block that is held, by whom and since when; exit code 1 if one is an orphan."""
     with Client(address) as client:
-        audited = client.audit_blocks()
+        suspects = {holder.epoch for holder, is_orphan in client.audit_blocks() if is_orphan}
+        time.sleep(SECOND_LOOK_S)
+        audited = [
+            # What is being cancelled looks like an orphan for a moment.
+            (holder, is_orphan and holder.epoch in suspects)
+            for holder, is_orphan in client.audit_blocks()
+        ]
         status = client.status()
     table = Table(box=None, show_header=bool(audited))
     for column in ("worker", "request", "state", "blocks", "epoch", "held for", ""):
@@ -150,7 +164,9 @@ def doctor(address: Address = DEFAULT_ADDRESS) -> None:
         f"{num_held} blocks in use, {num_quarantined} in quarantine, {num_orphans} orphans",
         style="red" if num_orphans else "green",
     )
-    if num_orphans:
+    for name in status.silent_workers:
+        out.print(f"{escape(name)} does not answer: what it holds is not known", style="red")
+    if num_orphans or status.silent_workers:
         raise typer.Exit(1)
 
 
@@ -201,12 +217,11 @@ def _fetch(name: str) -> Path:
 
 
 @contextmanager
-def _running(cluster: ClusterConfig, *, without_ray: bool, stop: threading.Event) -> Iterator[str]:
+def _running(cluster: ClusterConfig, *, without_ray: bool) -> Iterator[str]:
     """Run the cluster while the context lasts; yields its address once a token went through."""
     directory = _fetch(cluster.model)
     cluster = cluster.model_copy(update={"model": _served_name(cluster.model, directory)})
     with err.status("starting") as spinner, _start(cluster, spinner, without_ray) as address:
-        _on_signals(stop)
         _wait_until_ready(address, spinner)
         spinner.stop()
         yield address
@@ -239,6 +254,16 @@ def _on_signals(stop: threading.Event) -> None:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, on_signal)
+
+
+def _require_router(address: str) -> None:
+    """Raise when the router does not listen any more."""
+    try:
+        host, _, port = address.rpartition(":")
+        with socket.create_connection((host, int(port)), timeout=LOOK_S):
+            pass
+    except OSError as error:
+        raise TwophaseError(f"the router at {address} has ended: {error}") from error
 
 
 def _wait_until_ready(address: str, spinner: Status) -> None:

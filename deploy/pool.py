@@ -1,7 +1,7 @@
 """One pool of Ray actors: each holds one server and nothing that Ray would have to carry.
 
 Actors have `max_restarts=0`: a restarted actor would have lost its KV cache and would come back
-under the old name; a lost worker is replaced by a new one with a new incarnation instead. Ray
+under the old name. Ray
 carries configurations and addresses, never a token or a KV block.
 """
 

@@ -5,11 +5,12 @@ step on their shards (`engine.shard`). Knows nothing of weights, models or how r
 
 Two groups, built directly on a store: tensors travel over NCCL on CUDA and gloo on a CPU,
 announcements always over gloo, since a rank may wait for the next step for hours, which must not
-count as a failure nor keep a device busy. On two CPU cores gloo takes 2-3.5 ms for a sum of any
-size, as its event loop and the waiting thread take turns on one core: prefill gains there, decode
-does not (2026-11-30). The NCCL path shares this code and was not run where it was written. Any
-failure is PeerLost, and the end of the worker: ranks
+count as a failure nor keep a device busy. Any failure is PeerLost, and the end of the worker: ranks
 that are out of step can never be put in step again.
+
+Measured on two CPU cores, two ranks: gloo takes 2-3.5 ms for a sum, whatever its size, with its
+event loop busy most of that time. Prefill gains from a second rank there, decode does not
+(2026-11-30). The NCCL path shares this code and was not run where it was written.
 """
 
 from collections.abc import Iterator

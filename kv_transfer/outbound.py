@@ -1,8 +1,8 @@
 """One handoff as the prefill worker sees it: what to push next, and when it is over.
 
 Pure: facts and `now_s` in, messages and decisions out. Each method returns the messages to put
-on the link's control stream, in order. Not thread-safe: the prefill worker calls it under the
-lock of its link.
+on the link's control stream, in order. Not thread-safe: the prefill worker calls it
+in its event loop.
 
 1. `begin` asks decode for the right to write; prefill computes meanwhile.
 2. `layers_computed` and `computed` report progress; what is complete becomes pieces, layer group

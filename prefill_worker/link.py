@@ -10,6 +10,7 @@ Runs in the event loop; only `Sender.send` runs in the link's thread.
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -119,7 +120,7 @@ class Link:
         self.clock = clock
         self.peer_name = peer_name
         self.num_bytes = 0
-        self.is_dead = False
+        self.is_usable = True
         self.last_used_s = clock.now_s()
         self.layout = opened.layout
         self._opened = opened
@@ -128,6 +129,7 @@ class Link:
         self._stream = stream
         self._messages = messages
         self._meter = LinkMeter()
+        self._log = logging.getLogger("twophase.prefill_worker")
         self._handoffs: dict[tuple[RequestId, int], Handoff] = {}
         self._work = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"link-{peer_name}")
@@ -167,7 +169,7 @@ class Link:
         """Ask decode for the right to write; compute may go on meanwhile."""
         handoff = Handoff(transfer, self)
         self.last_used_s = self.clock.now_s()
-        if self.is_dead:
+        if not self.is_usable:
             transfer.link_lost(f"the link to {self.peer_name} is dead")
             handoff.ended.set()
             return handoff
@@ -195,21 +197,31 @@ class Link:
     async def run(self) -> None:
         """Carry handoffs until the stream ends; then every handoff of the link has failed."""
         error: TwophaseError | None = None
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._push())
-            try:
-                async for message in self._messages:
-                    self._hear(message)
-            except TwophaseError as caught:
-                error = caught
-            finally:
-                self.is_dead = True
-                self._work.set()
-        self._end(lost(self.peer_name, error))
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._push())
+                try:
+                    async for message in self._messages:
+                        self._hear(message)
+                except TwophaseError as caught:
+                    error = caught
+                finally:
+                    self.is_usable = False
+                    self._work.set()
+        finally:
+            self._end(lost(self.peer_name, error))
 
     def close(self) -> None:
         """End the stream, and with it the link; idempotent."""
+        self.is_usable = False
+        self._work.set()
         self._stream.close()
+
+    def tick(self) -> None:
+        """Let time pass: a handoff whose deadline is over ends."""
+        for handoff in list(self._handoffs.values()):
+            self.say(handoff.transfer.tick(self.clock.now_s()))
+            self.changed(handoff)
 
     def _hear(self, message: LinkDown) -> None:
         if isinstance(message, say.LinkOpened | say.LinkRefused):
@@ -242,11 +254,11 @@ class Link:
                 self.say(transfer.peer_aborted(message.reason, message.detail))
 
     async def _push(self) -> None:
-        while not self.is_dead:
+        while self.is_usable:
             await self._work.wait()
             self._work.clear()
             for handoff in list(self._handoffs.values()):
-                if self._sender.has_room() and not self.is_dead:
+                if self._sender.has_room() and self.is_usable:
                     await self._push_piece(handoff)
 
     async def _push_piece(self, handoff: Handoff) -> None:
@@ -263,8 +275,11 @@ class Link:
                 self._reshape.source_pages(piece.span, piece.source_block_ids),
                 self._reshape.target_pages(piece.target_block_ids),
             )
-        except PeerLost as error:
+        except Exception as error:  # root of the link's thread: whatever it was, the link is lost
+            if not isinstance(error, PeerLost):
+                self._log.exception("a piece could not be sent to %s", self.peer_name)
             handoff.transfer.send_failed(str(error))
+            self.changed(handoff)
             self.close()
             return
         messages = handoff.transfer.sent(checksum)

@@ -15,15 +15,16 @@ from core.request import Request, WorkerName
 from core.worker import LinkStatus, RemoteReservation
 from engine.kv_cache import TORCH_DTYPES, KVCache
 from kv_transfer.backend import BackendKind, Offer, Sender
-from kv_transfer.connection import connect
+from kv_transfer.connection import connect, local_endpoint
 from kv_transfer.converting import ConvertingSender
 from kv_transfer.outbound import OutboundTransfer
 from kv_transfer.pages import view_as_pages
 from kv_transfer.plan import Reservation
 from kv_transfer.reshape import CacheShape, Reshape, require_reshapable
-from kv_transfer.shm import host_id
 from prefill_worker.link import Handoff, Link, Way
 from twophase.peer import Peer
+
+SWEEP_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,8 @@ class LinkPool:
         self._clock = clock
         self._links: dict[str, Link] = {}
         self._opening: dict[str, asyncio.Lock] = {}
+        self._num_opening = 0
+        self._num_closed_bytes = 0
         self._group = asyncio.TaskGroup()
 
     async def __aenter__(self) -> "LinkPool":
@@ -74,8 +77,8 @@ class LinkPool:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of sealed handoffs on the links that live."""
-        return sum(link.num_bytes for link in self._links.values())
+        """Bytes of sealed handoffs on all links so far."""
+        return self._num_closed_bytes + sum(link.num_bytes for link in self._links.values())
 
     async def begin(self, request: Request, reservation: RemoteReservation) -> Handoff:
         """Start the handoff of one request, on a new link if there is none.
@@ -103,10 +106,16 @@ class LinkPool:
     async def _get(self, reservation: RemoteReservation) -> Link:
         incarnation = reservation.decode_incarnation
         async with self._opening.setdefault(incarnation, asyncio.Lock()):
-            if incarnation not in self._links:
+            link = self._links.get(incarnation)
+            if link is None or not link.is_usable:
                 self._make_room()
-                self._links[incarnation] = await self._open(reservation)
-            return self._links[incarnation]
+                self._num_opening += 1
+                try:
+                    link = await self._open(reservation)
+                finally:
+                    self._num_opening -= 1
+                self._links[incarnation] = link
+            return link
 
     def _make_room(self) -> None:
         """Close the link that was idle longest if there are as many as may be.
@@ -114,19 +123,21 @@ class LinkPool:
         Raises:
             Overloaded: none is idle.
         """
-        if len(self._links) < self._config.max_links:
+        usable = [link for link in self._links.values() if link.is_usable]
+        if len(usable) + self._num_opening < self._config.max_links:
             return
-        idle = [link for link in self._links.values() if link.num_open_transfers == 0]
+        idle = [link for link in usable if link.num_open_transfers == 0]
         if not idle:
             raise Overloaded(f"all {self._config.max_links} links of this worker are in use")
         min(idle, key=lambda link: link.last_used_s).close()
 
     async def _sweep(self) -> None:
-        """Close links that carried nothing for long; never returns."""
+        """Let deadlines pass, and close links that carried nothing for long; never returns."""
         while True:
-            await asyncio.sleep(self._config.idle_timeout_s / 4)
+            await asyncio.sleep(SWEEP_S)
             oldest_s = self._clock.now_s() - self._config.idle_timeout_s
             for link in self._links.values():
+                link.tick()
                 if link.num_open_transfers == 0 and link.last_used_s < oldest_s:
                     link.close()
 
@@ -192,19 +203,25 @@ class LinkPool:
         try:
             await link.run()
         finally:
-            del self._links[incarnation]
-            del self._opening[incarnation]
+            self._num_closed_bytes += link.num_bytes
+            if self._links.get(incarnation) is link:
+                del self._links[incarnation]
+            if incarnation in self._opening and not self._opening[incarnation].locked():
+                del self._opening[incarnation]
             await peer.close()
 
     def _open_message(self, reservation: RemoteReservation) -> OpenLink:
+        here = local_endpoint(self._cache.kv_L2NSKD)
         return OpenLink(
             prefill_worker=self._identity.name,
             incarnation=self._identity.incarnation,
             decode_incarnation=reservation.decode_incarnation,
             layout=self._identity.layout,
             backend=self._config.backend,
-            host_id=host_id(),
-            device=str(self._cache.kv_L2NSKD.device),
+            host_id=here.host_id,
+            device=here.device,
+            has_nixl=here.has_nixl,
+            has_rdma=here.has_rdma,
         )
 
 

@@ -41,6 +41,8 @@ async def serve(
         runner = await asyncio.get_running_loop().run_in_executor(
             device, stack.enter_context, running_engine(settings)
         )
+        # A step that is still running uses all of this: it ends first.
+        stack.callback(lambda: device.submit(int).result())
         await _serve(config, runner, device, stop=stop, on_ready=on_ready)
 
 

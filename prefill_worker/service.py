@@ -11,8 +11,9 @@ Everything here runs in one event loop; only steps run in the device's thread.
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
 
 from core.clock import Clock
 from core.errors import InvariantBroken, PeerLost, TwophaseError
@@ -78,20 +79,19 @@ class PrefillService(pb_grpc.WorkerServicer, pb_grpc.PrefillWorkerServicer):
             for computed in self._worker.apply(result.token_ids, result.compute_s, now_s):
                 self._tell(computed.request_id, computed)
 
-    async def Prefill(
-        self, request: pb.PrefillRequest, context: Context
-    ) -> AsyncIterator[pb.PrefillEvent]:
+    async def Prefill(self, request: pb.PrefillRequest, context: Context) -> None:
         try:
             core_request = worker_wire.request_from_wire(request.request, self._clock.now_s())
             reservation = worker_wire.reservation_from_wire(request.reservation)
-            async for event in self._prefill(core_request, reservation):
-                yield worker_wire.prefill_event_to_wire(event)
+            async with aclosing(self._prefill(core_request, reservation)) as events:
+                async for event in events:
+                    await context.write(worker_wire.prefill_event_to_wire(event))
         except TwophaseError as error:
             await abort(context, error)
 
     async def _prefill(
         self, request: Request, reservation: RemoteReservation
-    ) -> AsyncIterator[PrefillEvent]:
+    ) -> AsyncGenerator[PrefillEvent, None]:
         self._worker.add(request, self._clock.now_s())
         progress = self._progress[request.request_id] = asyncio.Queue()
         self._work.set()

@@ -10,7 +10,7 @@ Runs in the router's event loop. Knows token ids, no text; knows workers, no soc
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 
 from core.clock import Clock
 from core.completion import Completion
@@ -144,8 +144,9 @@ class Dispatcher:
         try:
             worker = self._fleet.prefill(placement.prefill)
             with worker.serving(request):
-                async for event in worker.peer.prefill(request, reservation):
-                    mailbox.put(event)
+                async with aclosing(worker.peer.prefill(request, reservation)) as events:
+                    async for event in events:
+                        mailbox.put(event)
         except TwophaseError as error:
             mailbox.put(RequestFailed(request.request_id, error))
         finally:

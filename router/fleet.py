@@ -134,6 +134,7 @@ class Fleet:
         self._worker_timeout_s = worker_timeout_s
         self._members: dict[WorkerName, Member] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._last_errors: dict[str, TwophaseError] = {}
         self._group = asyncio.TaskGroup()
         self._log = logging.getLogger("twophase.fleet")
 
@@ -156,6 +157,7 @@ class Fleet:
     async def remove(self, address: str) -> None:
         """Forget the worker at `address`; idempotent."""
         task = self._tasks.pop(address, None)
+        self._last_errors.pop(address, None)
         if task is not None:
             task.cancel()
             await asyncio.wait([task])
@@ -175,7 +177,9 @@ class Fleet:
                     changed = self.changed
                     await changed.wait()
         except TimeoutError as error:
-            raise PeerLost(address, f"not connected within {timeout_s:g} s") from error
+            cause = self._last_errors.get(address)
+            detail = f": {cause}" if cause is not None else ""
+            raise PeerLost(address, f"not connected within {timeout_s:g} s{detail}") from error
 
     def members(self, role: Role) -> list[Member]:
         """Connected workers of one pool."""
@@ -192,9 +196,14 @@ class Fleet:
         return self._members[name]
 
     def decode(self, name: WorkerName) -> DecodeMember:
-        """The connected decode worker of that name."""
-        member = self._members[name]
-        assert isinstance(member, DecodeMember)
+        """The connected decode worker of that name.
+
+        Raises:
+            PeerLost: it is not connected any more.
+        """
+        member = self._members.get(name)
+        if not isinstance(member, DecodeMember):
+            raise PeerLost(name, "it disconnected after it was placed")
         return member
 
     @property
@@ -225,14 +234,17 @@ class Fleet:
             for member in self.members(Role.DECODE)
         ]
 
-    async def statuses(self, timeout_s: float) -> list[WorkerStatus]:
-        """What each connected worker holds; one that does not answer is left out."""
-        calls = [member.peer.status(timeout_s) for member in self._members.values()]
+    async def statuses(self, timeout_s: float) -> tuple[list[WorkerStatus], list[WorkerName]]:
+        """What each connected worker holds, and who did not answer."""
+        members = list(self._members.values())
+        calls = [member.peer.status(timeout_s) for member in members]
         results = await asyncio.gather(*calls, return_exceptions=True)
-        return [result for result in results if isinstance(result, WorkerStatus)]
+        statuses = [result for result in results if isinstance(result, WorkerStatus)]
+        pairs = zip(members, results, strict=True)
+        return statuses, [m.info.name for m, r in pairs if not isinstance(r, WorkerStatus)]
 
     async def holders(self, timeout_s: float) -> list[BlockHolder]:
-        """Who holds blocks on each connected worker; one that does not answer is left out."""
+        """Who holds blocks on each connected worker; `statuses` tells who does not answer."""
         calls = [member.peer.blocks(timeout_s) for member in self._members.values()]
         results = await asyncio.gather(*calls, return_exceptions=True)
         return [holder for result in results if isinstance(result, list) for holder in result]
@@ -244,6 +256,7 @@ class Fleet:
                 info = await peer.info(CONNECT_TIMEOUT_S)
                 await self._serve(info, peer)
             except TwophaseError as error:
+                self._last_errors[address] = error
                 self._log.info("worker at %s: %s", address, error)
             finally:
                 await peer.close()
@@ -253,6 +266,9 @@ class Fleet:
         if info.name in self._members:
             other = self._members[info.name].peer.address
             raise PeerLost(peer.address, f"its name {info.name} is that of the worker at {other}")
+        for other_member in self._members.values():
+            if other_member.info.layout.weights_hash != info.layout.weights_hash:
+                raise PeerLost(info.name, f"its weights are not those of {other_member.info.name}")
         member = DecodeMember(info, peer) if info.role is Role.DECODE else Member(info, peer)
         self._members[info.name] = member
         self.announce()

@@ -16,7 +16,7 @@ from core.clock import Clock
 from core.completion import Chunk, Completion
 from core.errors import InvalidRequest, PeerLost, TransferFailed, TwophaseError
 from core.request import PROBE_ID, Request
-from core.worker import Role
+from core.worker import BlockHolder, Role
 from router.admission import Admission
 from router.config import FrontDoorConfig
 from router.detokenizer import Detokenizer
@@ -78,6 +78,7 @@ class InferenceService(pb_grpc.InferenceServicer):
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> None:
         received_s = self._clock.now_s()
+        deadline_s = received_s + self._time_limit_s(context)
         try:
             request_id = request_id_of(request.request_id)
             with self._admission.admitted(request_id):
@@ -88,7 +89,6 @@ class InferenceService(pb_grpc.InferenceServicer):
                 sampling = sampling_of(
                     _asked(request.sampling), len(token_ids), self._tokenizer.eos_token_ids, limits
                 )
-                deadline_s = received_s + self._time_limit_s(context)
                 completion = await self._stream(
                     Request(request_id, token_ids, sampling, deadline_s), received_s, context
                 )
@@ -181,7 +181,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def GetStatus(
         self, request: admin_pb2.GetStatusRequest, context: Context
     ) -> admin_pb2.GetStatusResponse:
-        statuses = await self._fleet.statuses(STATUS_TIMEOUT_S)
+        statuses, silent = await self._fleet.statuses(STATUS_TIMEOUT_S)
         return admin_pb2.GetStatusResponse(
             mode=self._config.mode,
             model=self._config.model,
@@ -191,22 +191,27 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             num_prefill_calls=self._dispatcher.num_prefill_calls,
             num_mailboxes=self._fleet.num_mailboxes,
             kv=kv_totals_to_wire(self._counters.totals),
+            silent_workers=silent,
         )
 
     async def AuditBlocks(
         self, request: admin_pb2.AuditBlocksRequest, context: Context
     ) -> admin_pb2.AuditBlocksResponse:
-        # The probe of `readiness` is no client's request and never an orphan.
         return admin_pb2.AuditBlocksResponse(
             holders=[
                 admin_pb2.AuditedHolder(
                     holder=holder_to_wire(holder),
-                    is_orphan=not self._admission.is_active(holder.request_id)
-                    and not holder.request_id.startswith(PROBE_ID),
+                    is_orphan=self._is_orphan(holder),
                 )
                 for holder in await self._fleet.holders(STATUS_TIMEOUT_S)
             ]
         )
+
+    def _is_orphan(self, holder: BlockHolder) -> bool:
+        """Whether blocks are held for nobody; quarantine outlives its request by design."""
+        is_known = self._admission.is_active(holder.request_id)
+        is_probe = holder.request_id.startswith(PROBE_ID)
+        return not is_known and not is_probe and holder.state != "quarantined"
 
     async def AddWorker(
         self, request: admin_pb2.AddWorkerRequest, context: Context
@@ -216,6 +221,10 @@ class AdminService(admin_pb2_grpc.AdminServicer):
                 raise InvalidRequest("address", request.address, "must be host:port")
             self._fleet.add(request.address)
             info = await self._fleet.wait_for(request.address, ADD_WORKER_TIMEOUT_S)
+        except PeerLost as error:
+            await self._fleet.remove(request.address)
+            await abort(context, error)
+            raise
         except TwophaseError as error:
             await abort(context, error)
             raise

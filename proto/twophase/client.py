@@ -63,6 +63,7 @@ class ClusterStatus:
     num_prefill_calls: int
     num_mailboxes: int
     kv: KvTotals
+    silent_workers: tuple[str, ...]
     workers: tuple[WorkerStatus, ...]
 
     @property
@@ -72,6 +73,7 @@ class ClusterStatus:
             "router active requests": self.num_active_requests,
             "router prefill calls": self.num_prefill_calls,
             "router mailboxes": self.num_mailboxes,
+            "silent workers": len(self.silent_workers),
         }
         for worker in self.workers:
             counts |= {f"{worker.name} {what}": count for what, count in worker.held.items()}
@@ -119,6 +121,7 @@ def _cluster_status(message: admin_pb2.GetStatusResponse) -> ClusterStatus:
         num_prefill_calls=message.num_prefill_calls,
         num_mailboxes=message.num_mailboxes,
         kv=kv_totals_from_wire(message.kv),
+        silent_workers=tuple(message.silent_workers),
         workers=tuple(status_from_wire(worker) for worker in message.workers),
     )
 

@@ -141,6 +141,8 @@ def _open_to_wire(message: link.OpenLink) -> pb.OpenLink:
         backend=message.backend,
         host_id=message.host_id,
         device=message.device,
+        has_nixl=message.has_nixl,
+        has_rdma=message.has_rdma,
     )
 
 
@@ -153,6 +155,8 @@ def _open_from_wire(message: pb.OpenLink) -> link.OpenLink:
         backend=message.backend,
         host_id=message.host_id,
         device=message.device,
+        has_nixl=message.has_nixl,
+        has_rdma=message.has_rdma,
     )
 
 

@@ -5,7 +5,7 @@ connection, used from one event loop.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
@@ -58,6 +58,9 @@ def _core_errors(peer: str) -> Any:  # Any: a context manager that yields nothin
         yield
     except grpc.RpcError as error:
         raise from_rpc_error(error, peer) from error
+    except (ValueError, KeyError) as error:
+        # Another version's words: the peer cannot be understood, which is no fault of ours.
+        raise PeerLost(peer, f"it sent an unreadable message ({error})") from error
     except asyncio.CancelledError as error:
         # A channel that is closed cancels its calls, not the task that waits for them.
         task = asyncio.current_task()
@@ -124,7 +127,7 @@ class Peer:
             message = await self._worker.GetInfo(
                 pb.GetInfoRequest(), timeout=timeout_s, wait_for_ready=True
             )
-        return worker_wire.info_from_wire(message)
+            return worker_wire.info_from_wire(message)
 
     async def status(self, timeout_s: float) -> WorkerStatus:
         """What the worker holds."""
@@ -132,17 +135,17 @@ class Peer:
             message = await self._worker.GetWorkerStatus(
                 pb.GetWorkerStatusRequest(), timeout=timeout_s
             )
-        return status_wire.status_from_wire(message)
+            return status_wire.status_from_wire(message)
 
     async def blocks(self, timeout_s: float) -> list[BlockHolder]:
         """Every block of the worker that is not free, and for whom."""
         with _core_errors(self.address):
             message = await self._worker.ListBlocks(pb.ListBlocksRequest(), timeout=timeout_s)
-        return [status_wire.holder_from_wire(holder) for holder in message.holders]
+            return [status_wire.holder_from_wire(holder) for holder in message.holders]
 
     async def prefill(
         self, request: Request, reservation: RemoteReservation
-    ) -> AsyncIterator[PrefillEvent]:
+    ) -> AsyncGenerator[PrefillEvent, None]:
         """FirstToken, then TransferReport; closing the iterator cancels the prefill."""
         now_s = self._clock.now_s()
         message = pb.PrefillRequest(

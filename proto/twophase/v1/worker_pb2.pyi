@@ -378,7 +378,7 @@ class TransferGranted(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class OpenLink(_message.Message):
-    __slots__ = ("prefill_worker", "incarnation", "decode_incarnation", "layout", "backend", "host_id", "device")
+    __slots__ = ("prefill_worker", "incarnation", "decode_incarnation", "layout", "backend", "host_id", "device", "has_nixl", "has_rdma")
     PREFILL_WORKER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     DECODE_INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -386,6 +386,8 @@ class OpenLink(_message.Message):
     BACKEND_FIELD_NUMBER: _ClassVar[int]
     HOST_ID_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
+    HAS_NIXL_FIELD_NUMBER: _ClassVar[int]
+    HAS_RDMA_FIELD_NUMBER: _ClassVar[int]
     prefill_worker: str
     incarnation: str
     decode_incarnation: str
@@ -393,7 +395,9 @@ class OpenLink(_message.Message):
     backend: str
     host_id: str
     device: str
-    def __init__(self, prefill_worker: _Optional[str] = ..., incarnation: _Optional[str] = ..., decode_incarnation: _Optional[str] = ..., layout: _Optional[_Union[Layout, _Mapping]] = ..., backend: _Optional[str] = ..., host_id: _Optional[str] = ..., device: _Optional[str] = ...) -> None: ...
+    has_nixl: bool
+    has_rdma: bool
+    def __init__(self, prefill_worker: _Optional[str] = ..., incarnation: _Optional[str] = ..., decode_incarnation: _Optional[str] = ..., layout: _Optional[_Union[Layout, _Mapping]] = ..., backend: _Optional[str] = ..., host_id: _Optional[str] = ..., device: _Optional[str] = ..., has_nixl: _Optional[bool] = ..., has_rdma: _Optional[bool] = ...) -> None: ...
 
 class LinkOpened(_message.Message):
     __slots__ = ("kind", "reason", "parameters", "layout", "num_blocks")
