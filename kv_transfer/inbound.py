@@ -1,8 +1,8 @@
 """One handoff as the decode worker sees it: what counts as proven, and when blocks are free.
 
 Pure: facts and `now_s` in, messages and decisions out; knows neither bytes nor streams. Each
-method returns the messages to put on the link's control stream, in order. Not thread-safe: the decode worker calls it
-in its event loop.
+method returns the messages to put on the link's control stream, in order. Not thread-safe:
+the decode worker calls it in its event loop.
 
 1. The reservation is made: RESERVED. No prefill worker may write yet.
 2. `begin` grants the write: RECEIVING.

@@ -13,7 +13,7 @@ from core.errors import PeerLost, TransferFailure
 from core.layout import Dtype, KVLayout
 from core.link import LinkDown
 from core.request import RequestId
-from kv_transfer.faulty import FaultyChannel
+from tests.contract.faulty import FaultyChannel
 from kv_transfer.inbound import InboundState, InboundTransfer
 from kv_transfer.message import (
     Abort,

@@ -9,7 +9,7 @@ import torch
 
 from kv_transfer.backend import BackendKind
 from kv_transfer.connection import connect, open_backend
-from kv_transfer.faulty import FaultPlan, faulty_connect
+from tests.contract.faulty import FaultPlan, faulty_connect
 from tests.contract.handoff_ends import PrefillEnd
 
 NUM_LAYERS, BLOCK_SIZE, NUM_KV_HEADS, HEAD_DIM = 3, 4, 2, 8

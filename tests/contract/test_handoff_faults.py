@@ -11,7 +11,7 @@ import time
 import pytest
 import torch
 
-from kv_transfer.faulty import Fault, FaultKind, FaultPlan, Step
+from tests.contract.faulty import Fault, FaultKind, FaultPlan, Step
 from kv_transfer.inbound import InboundState
 from kv_transfer.message import AbortAck, Seal
 from tests.contract.conftest import NIXL, Link, wait_until

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from core.errors import PeerLost
-from kv_transfer.faulty import Fault, FaultKind, FaultPlan, Step
+from tests.contract.faulty import Fault, FaultKind, FaultPlan, Step
 from kv_transfer.pages import HostPages
 from kv_transfer.plan import PieceId, Span
 from tests.contract.conftest import (

@@ -8,7 +8,7 @@ import torch
 
 from core.errors import PeerLost
 from core.request import RequestId
-from kv_transfer.faulty import (
+from tests.contract.faulty import (
     Fault,
     FaultKind,
     FaultPlan,

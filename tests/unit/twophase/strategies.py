@@ -233,6 +233,8 @@ ups = st.one_of(
         backend=texts,
         host_id=texts,
         device=texts,
+        has_nixl=st.booleans(),
+        has_rdma=st.booleans(),
     ),
     fields(link.Begin, request_id=request_ids, epoch=wides),
     fields(
