@@ -69,7 +69,8 @@ class Setup:
         """The cluster of this setup; chunk_tokens is the budget of a step in mode chunked."""
         is_split = self.mode is Mode.DISAGGREGATED
         cores = CORES[1:] if is_split else CORES
-        budget = {"max_batch_tokens": chunk_tokens} if self.mode is Mode.CHUNKED else {}
+        is_chunked = self.mode is Mode.CHUNKED
+        budget = chunk_tokens if is_chunked else DecodeConfig().max_batch_tokens
         return ClusterConfig(
             model=model,
             mode=self.mode,
@@ -80,7 +81,7 @@ class Setup:
                 num_threads=len(cores) // self.replicas,
                 cores=cores,
                 kv_cache=KV_CACHE,
-                **budget,
+                max_batch_tokens=budget,
             ),
             router=RouterConfig(port=0),
         )

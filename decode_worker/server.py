@@ -10,10 +10,11 @@ from core.clock import MonotonicClock
 from core.model_path import find_model
 from core.worker import Role, WorkerInfo
 from decode_worker.config import DecodeWorkerConfig
+from decode_worker.limits import Limits
 from decode_worker.link import LinkServer
 from decode_worker.scheduler import Scheduler
 from decode_worker.service import DecodeService
-from decode_worker.worker import DecodeWorker, Limits
+from decode_worker.worker import DecodeWorker
 from engine.block_pool import BlockPool
 from engine.device_thread import device_thread
 from engine.leader import Allocate, EngineSettings, running_engine

@@ -16,7 +16,6 @@ loop's thread; only a step itself runs elsewhere, and what it uses is not freed 
 
 from collections import defaultdict
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 
 from core.errors import (
     DeadlineExceeded,
@@ -39,6 +38,7 @@ from core.worker import (
     WorkerInfo,
 )
 from decode_worker.handoff import Closed, Failed, Handoffs, Outcome, Proven
+from decode_worker.limits import Limits
 from decode_worker.scheduler import Prompt, Scheduler
 from decode_worker.sequence import Sequence
 from engine.batch import SequenceStep
@@ -47,14 +47,6 @@ from kv_transfer.plan import Reservation as InboundReservation
 
 # A request that waits for blocks may be passed by smaller ones for this long, then by nobody.
 MAX_PASSED_S = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Bounds of one decode worker."""
-
-    max_context_tokens: int
-    max_waiting_requests: int
 
 
 class DecodeWorker:
@@ -218,14 +210,8 @@ class DecodeWorker:
         request = command.request
         if request.request_id in self._sequences:
             raise InvalidRequest("request_id", request.request_id, "is in use")
-        limit = min(self._limits.max_context_tokens, self.pool.num_blocks * self.pool.block_size)
-        if request.max_num_tokens > limit:
-            raise InvalidRequest(
-                "max_tokens",
-                request.sampling.max_tokens,
-                f"with a prompt of {request.num_prompt_tokens} tokens the answer may have "
-                f"{max(limit - request.num_prompt_tokens, 0)}: this worker holds {limit} tokens",
-            )
+        num_cache_tokens = self.pool.num_blocks * self.pool.block_size
+        self._limits.check(request, num_cache_tokens=num_cache_tokens)
         if len(self._waiting) >= self._limits.max_waiting_requests:
             raise Overloaded(f"{len(self._waiting)} requests wait for KV blocks")
 

@@ -13,7 +13,6 @@ from core.errors import PeerLost, TransferFailure
 from core.layout import Dtype, KVLayout
 from core.link import LinkDown
 from core.request import RequestId
-from tests.contract.faulty import FaultyChannel
 from kv_transfer.inbound import InboundState, InboundTransfer
 from kv_transfer.message import (
     Abort,
@@ -28,6 +27,7 @@ from kv_transfer.message import (
 )
 from kv_transfer.outbound import OutboundState, OutboundTransfer
 from kv_transfer.plan import PieceId, PieceSizes, Reservation
+from tests.contract.faulty import FaultyChannel
 
 LAYOUT = KVLayout("weights", Dtype.FLOAT32, block_size=4, num_layers=3, num_kv_heads=2, head_dim=8)
 NUM_PROMPT_TOKENS = 14

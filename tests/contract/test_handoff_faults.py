@@ -11,10 +11,10 @@ import time
 import pytest
 import torch
 
-from tests.contract.faulty import Fault, FaultKind, FaultPlan, Step
 from kv_transfer.inbound import InboundState
 from kv_transfer.message import AbortAck, Seal
 from tests.contract.conftest import NIXL, Link, wait_until
+from tests.contract.faulty import Fault, FaultKind, FaultPlan, Step
 from tests.contract.handoff_ends import DecodeEnd, drain, reservation_of
 from tests.contract.peer import NO_FAULTS, Peer
 

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from core.errors import PeerLost
-from tests.contract.faulty import Fault, FaultKind, FaultPlan, Step
 from kv_transfer.pages import HostPages
 from kv_transfer.plan import PieceId, Span
 from tests.contract.conftest import (
@@ -26,6 +25,7 @@ from tests.contract.conftest import (
     make_backend,
     wait_until,
 )
+from tests.contract.faulty import Fault, FaultKind, FaultPlan, Step
 from tests.contract.peer import PeerRaised
 
 KINDS = ["memory", "shm", "torch", NIXL]

@@ -12,8 +12,9 @@ from core.layout import Dtype, KVLayout
 from core.link import Abort, AbortAck, Begin, Piece, Seal, Span
 from core.request import Request, RequestId, SamplingParams
 from core.worker import RequestFailed, Reserve, Reserved, Role, WorkerInfo
+from decode_worker.limits import Limits
 from decode_worker.scheduler import Scheduler
-from decode_worker.worker import DecodeWorker, Limits
+from decode_worker.worker import DecodeWorker
 from engine.block_pool import BlockPool
 
 BLOCK = 4

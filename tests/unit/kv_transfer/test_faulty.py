@@ -8,6 +8,9 @@ import torch
 
 from core.errors import PeerLost
 from core.request import RequestId
+from kv_transfer.memory import MemoryBackend
+from kv_transfer.message import Begin, Granted, Piece, Seal
+from kv_transfer.plan import PieceId, Span
 from tests.contract.faulty import (
     Fault,
     FaultKind,
@@ -19,9 +22,6 @@ from tests.contract.faulty import (
     Step,
     faulty_connect,
 )
-from kv_transfer.memory import MemoryBackend
-from kv_transfer.message import Begin, Granted, Piece, Seal
-from kv_transfer.plan import PieceId, Span
 
 SPAN, IDS = Span(0, 2, 0, 2), (1, 3)
 
