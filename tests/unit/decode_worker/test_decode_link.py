@@ -18,7 +18,7 @@ from kv_transfer.backend import BackendKind, Offer
 from kv_transfer.shm import host_id
 from tests.unit.decode_worker.driver import LAYOUT, World, assert_nothing_is_left
 
-OPEN = OpenLink("prefill-0", "p1", "1", LAYOUT, "auto", host_id(), "cpu")
+OPEN = OpenLink("prefill-0", "p1", "1", LAYOUT, "auto", host_id(), "cpu", False, False)
 
 
 class SlowBackend:
