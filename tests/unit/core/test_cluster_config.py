@@ -157,7 +157,11 @@ def test_an_unknown_key_is_refused_with_the_nearest_known_one(override, path, su
         ("decode.max_num_sequences=3.7", "decode.max_num_sequences", "(got 3.7)"),
         ("decode.max_batch_tokens=-1", "decode.max_batch_tokens", "(got -1)"),
         ("decode.kv_cache=2XB", "decode.kv_cache", "(got '2XB')"),
-        ("transfer.backend=rdma", "transfer.backend", "'auto', 'shm' or 'torch' (got 'rdma')"),
+        (
+            "transfer.backend=rdma",
+            "transfer.backend",
+            "'auto', 'shm', 'torch' or 'nixl' (got 'rdma')",
+        ),
         ("transfer.piece=1", "transfer.piece", "(got 1)"),
         ("transfer.connect_timeout_s=0", "transfer.connect_timeout_s", "(got 0)"),
         ("router.port=70000", "router.port", "(got 70000)"),

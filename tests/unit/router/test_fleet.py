@@ -63,11 +63,13 @@ class TestMembers:
             raise ZeroDivisionError
         assert (member.num_requests, member.num_prompt_tokens) == (0, 0)
 
-    async def test_statuses_leave_out_who_does_not_answer(self, fleet, join):
+    async def test_statuses_name_who_does_not_answer(self, fleet, join):
         await join("decode-0")
         worker = await join("decode-1")
         worker.refusal = PeerLost("decode-1", "silent")
-        assert [status.name for status in await fleet.statuses(1.0)] == ["decode-0"]
+        statuses, silent = await fleet.statuses(1.0)
+        assert [status.name for status in statuses] == ["decode-0"]
+        assert silent == ["decode-1"]
 
     async def test_a_name_that_is_taken_is_not_believed(self, fleet, cluster, join):
         await join("decode-0")
@@ -186,3 +188,8 @@ async def test_leaving_closes_every_connection(cluster, clock):
         await until(lambda: len(fleet.members(Role.DECODE)) == 2)
     assert fleet.members(Role.DECODE) == []
     assert [peer.is_closed for peer in cluster.peers] == [True, True]
+
+
+async def test_a_decode_worker_that_left_after_it_was_placed_is_lost(fleet):
+    with pytest.raises(PeerLost, match="disconnected"):
+        fleet.decode("decode-7")
