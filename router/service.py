@@ -131,9 +131,10 @@ class InferenceService(pb_grpc.InferenceServicer):
         return completion
 
     def _limits(self) -> Limits:
-        members = self._fleet.members(Role.DECODE)
-        if not members:
+        if not self._fleet.members(Role.DECODE):
             raise PeerLost("cluster", "no decode worker is connected")
+        # Any of them may serve the next request, so the smallest limit holds.
+        members = self._fleet.members(Role.DECODE) + self._fleet.members(Role.PREFILL)
         return Limits(
             model=self._config.model,
             vocab_size=min(member.info.vocab_size for member in members),
