@@ -26,9 +26,10 @@ from torch._C._distributed_c10d import TCPStore
 
 from bench.report import Row, print_report
 from core.layout import Dtype, KVLayout
+from core.link import PieceId, Span
 from kv_transfer.backend import Offer, Receiver, ReceiverBackend, Sender
 from kv_transfer.connection import connect
-from kv_transfer.plan import PieceId, Span, plan_spans, span_bytes
+from kv_transfer.plan import plan_spans, span_bytes
 from kv_transfer.shm import ShmBackend
 from kv_transfer.torch_backend import NUM_SLOTS, SLOT_BYTES, TorchBackend
 from kv_transfer.torch_pair import DECODE, PREFILL, LinkSpec, build_pair

@@ -85,9 +85,13 @@ class LinkServer:
 
     async def serve(self, messages: AsyncIterator[LinkUp], say: Say) -> None:
         """Carry one link from its OpenLink to the end of its stream."""
-        async with asyncio.timeout(self._config.connect_timeout_s):
-            opening = await anext(messages, None)
+        try:
+            async with asyncio.timeout(self._config.connect_timeout_s):
+                opening = await anext(messages, None)
+        except TimeoutError:
+            opening = None
         if not isinstance(opening, OpenLink):
+            say(LinkRefused(PeerLost("prefill", "its link did not begin with an OpenLink in time")))
             return
         try:
             link, offer = self._open(opening)

@@ -339,6 +339,7 @@ class DecodeWorker:
         assert sequence.reservation is not None
         request = sequence.request
         token_ids = [*request.prompt_token_ids, *sequence.output_token_ids]
+        self._is_grant_due = True  # a waiting prompt may share what is findable now
         self.pool.publish(token_ids, sequence.reservation.block_ids, sequence.num_computed_tokens)
 
     def _give_back(self, sequence: Sequence) -> None:

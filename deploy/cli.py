@@ -24,7 +24,7 @@ from core.completion import ChatMessage, Completion
 from core.config import ClusterConfig, load_config
 from core.errors import TwophaseError
 from core.process import EXIT_REFUSED
-from core.worker import LinkStatus, WorkerStatus
+from core.worker import BlockHolder, LinkStatus, WorkerStatus
 from deploy.phase_bar import duration, phase_bar, phase_legend, summary
 from twophase.client import Client, Prompt, Sampling
 
@@ -135,11 +135,11 @@ def status(address: Address = DEFAULT_ADDRESS) -> None:
 def doctor(address: Address = DEFAULT_ADDRESS) -> None:
     """List every KV block that is held, by whom and since when; exit code 1 if one is an orphan."""
     with Client(address) as client:
-        suspects = {holder.epoch for holder, is_orphan in client.audit_blocks() if is_orphan}
+        suspects = {_key(holder) for holder, is_orphan in client.audit_blocks() if is_orphan}
         time.sleep(SECOND_LOOK_S)
         audited = [
             # What is being cancelled looks like an orphan for a moment.
-            (holder, is_orphan and holder.epoch in suspects)
+            (holder, is_orphan and _key(holder) in suspects)
             for holder, is_orphan in client.audit_blocks()
         ]
         status = client.status()
@@ -262,8 +262,10 @@ def _require_router(address: str) -> None:
         host, _, port = address.rpartition(":")
         with socket.create_connection((host, int(port)), timeout=LOOK_S):
             pass
-    except OSError as error:
-        raise TwophaseError(f"the router at {address} has ended: {error}") from error
+    except ConnectionRefusedError as error:
+        raise TwophaseError(f"the router at {address} has ended") from error
+    except TimeoutError:
+        pass  # busy, not gone
 
 
 def _wait_until_ready(address: str, spinner: Status) -> None:
@@ -293,6 +295,10 @@ def _stream(client: Client, prompt: Prompt, sampling: Sampling) -> None:
     if completion is not None:
         out.print(phase_bar(completion).append("  ").append_text(phase_legend(completion)))
         out.print(summary(completion), style="dim", highlight=False)
+
+
+def _key(holder: BlockHolder) -> tuple[str, str, int]:
+    return holder.worker, holder.request_id, holder.epoch
 
 
 def _speed(link: LinkStatus) -> str:

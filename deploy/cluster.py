@@ -1,6 +1,7 @@
 """A whole cluster under Ray: one pool per phase, and the router in front.
 
-Ray starts on this machine unless RAY_ADDRESS names a cluster to join. Workers start in parallel;
+Ray starts on this machine unless RAY_ADDRESS names a cluster to join; either way all actors run on
+this machine, because the servers in them listen on loopback. Workers start in parallel;
 the router is started when they listen. Stopping goes the other way: the router drains first.
 """
 

@@ -1,8 +1,8 @@
 """One pool of Ray actors: each holds one server and nothing that Ray would have to carry.
 
 Actors have `max_restarts=0`: a restarted actor would have lost its KV cache and would come back
-under the old name. Ray
-carries configurations and addresses, never a token or a KV block.
+under the old name. They run on the node of whoever starts them: their servers listen on loopback.
+Ray carries configurations and addresses, never a token or a KV block.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,6 +10,7 @@ from typing import Any
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from core.errors import PeerLost, TwophaseError
 from deploy.server import Server, ServerConfig
@@ -39,8 +40,12 @@ class Pool:
     def launch(self) -> None:
         """Start all actors at once; `wait` tells how it went. Contract: called once."""
         actor_class = ray.remote(Server)
+        here = ray.get_runtime_context().get_node_id()
         options = actor_class.options(
-            num_cpus=self._num_cpus_each, max_restarts=0, max_concurrency=MAX_CONCURRENCY
+            num_cpus=self._num_cpus_each,
+            max_restarts=0,
+            max_concurrency=MAX_CONCURRENCY,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(here, soft=False),
         )
         self._actors = [options.remote(config) for config in self._configs]
         self._starting = [actor.start.remote() for actor in self._actors]

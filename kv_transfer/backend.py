@@ -21,7 +21,7 @@ from typing import Protocol
 import torch
 
 from core.errors import ConfigError
-from kv_transfer.plan import PieceId, Span
+from core.link import PieceId, Span
 
 
 class BackendKind(StrEnum):

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from core.link import PieceId, Span
 from kv_transfer.backend import Sender
 from kv_transfer.pages import flat_pages
-from kv_transfer.plan import PieceId, Span
 
 MAX_PIECE_BYTES = 1024 * 1024
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kv_transfer.plan import Span
+from core.link import Span
 
 Blocks = np.ndarray[tuple[int], np.dtype[np.int64]]
 Descriptors = np.ndarray[tuple[int, int], np.dtype[np.uint64]]

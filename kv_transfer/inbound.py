@@ -18,9 +18,9 @@ import numpy as np
 
 from core.errors import TransferFailed, TransferFailure
 from core.layout import KVLayout
-from kv_transfer.message import Abort, AbortAck, Granted, PieceAck, Sealed, ToPrefill
-from kv_transfer.message import TransferRefused as Refused
-from kv_transfer.plan import Piece, Reservation, span_bytes
+from core.link import Abort, AbortAck, Granted, LinkDown, Piece, PieceAck, Sealed
+from core.link import TransferRefused as Refused
+from kv_transfer.plan import Reservation, span_bytes
 
 FENCE_TIMEOUT_S = 5.0
 
@@ -63,7 +63,7 @@ class Arrival:
 
     target_block_ids: tuple[int, ...] | None
     refusal: str = ""
-    messages: tuple[ToPrefill, ...] = ()
+    messages: tuple[LinkDown, ...] = ()
 
 
 class InboundTransfer:
@@ -99,11 +99,7 @@ class InboundTransfer:
             case InboundState.SEALED | InboundState.CLOSED:
                 return None
 
-    def renew_lease(self, until_s: float) -> None:
-        """Hold the reservation until `until_s`, if that is later; idempotent."""
-        self._lease_until_s = max(self._lease_until_s, until_s)
-
-    def begin(self, now_s: float) -> tuple[ToPrefill, ...]:
+    def begin(self, now_s: float) -> tuple[LinkDown, ...]:
         """Let the prefill worker write, or refuse a second or late Begin."""
         self.tick(now_s)
         if self.state is not InboundState.RESERVED:
@@ -128,9 +124,9 @@ class InboundTransfer:
         block_ids = self.reservation.block_ids
         return Arrival(tuple(block_ids[block] for block in piece.span.blocks))
 
-    def landed(self, piece: Piece, checksum: int, now_s: float) -> tuple[ToPrefill, ...]:
+    def landed(self, piece: Piece, checksum: int, now_s: float) -> tuple[LinkDown, ...]:
         """The link thread is done with `piece`, whose bytes have `checksum`."""
-        messages: tuple[ToPrefill, ...] = (PieceAck(piece.request_id, piece.epoch, piece.index),)
+        messages: tuple[LinkDown, ...] = (PieceAck(piece.request_id, piece.epoch, piece.index),)
         was_in_hand = self._in_hand == piece
         if was_in_hand:
             self._in_hand = None
@@ -140,14 +136,14 @@ class InboundTransfer:
         self._settle()
         return messages
 
-    def take_failed(self, detail: str, now_s: float) -> tuple[ToPrefill, ...]:
+    def take_failed(self, detail: str, now_s: float) -> tuple[LinkDown, ...]:
         """The backend could not complete the piece in hand: the link is lost."""
         self._in_hand = None
         messages = self._fail(TransferFailure.LINK_LOST, detail, now_s)
         self._settle()
         return messages
 
-    def seal(self, num_pieces: int, now_s: float) -> tuple[ToPrefill, ...]:
+    def seal(self, num_pieces: int, now_s: float) -> tuple[LinkDown, ...]:
         """Prefill says that it sent all and stopped writing: proven, or refused."""
         self.tick(now_s)
         self._is_writer_fenced = True
@@ -160,7 +156,7 @@ class InboundTransfer:
         self.state = InboundState.SEALED
         return (Sealed(self.reservation.request_id, self.reservation.epoch),)
 
-    def abort(self, reason: TransferFailure, detail: str, now_s: float) -> tuple[ToPrefill, ...]:
+    def abort(self, reason: TransferFailure, detail: str, now_s: float) -> tuple[LinkDown, ...]:
         """End the handoff from this side; idempotent, and without effect once sealed."""
         messages = self._fail(reason, detail, now_s)
         self._settle()
@@ -168,7 +164,7 @@ class InboundTransfer:
 
     def peer_aborted(
         self, reason: TransferFailure, detail: str, now_s: float
-    ) -> tuple[ToPrefill, ...]:
+    ) -> tuple[LinkDown, ...]:
         """Prefill ended the handoff, and by that promised not to write any more."""
         self._is_writer_fenced = True
         self._fail(reason, detail, now_s)
@@ -180,7 +176,7 @@ class InboundTransfer:
         self._is_writer_fenced = True
         self._settle()
 
-    def tick(self, now_s: float) -> tuple[ToPrefill, ...]:
+    def tick(self, now_s: float) -> tuple[LinkDown, ...]:
         """Let time pass: an expired lease ends a handoff that is not sealed."""
         if self.state not in (InboundState.RESERVED, InboundState.RECEIVING):
             return ()
@@ -240,7 +236,7 @@ class InboundTransfer:
         self._claims_of(piece)[:] = True
         self._num_arrived += 1
 
-    def _fail(self, reason: TransferFailure, detail: str, now_s: float) -> tuple[ToPrefill, ...]:
+    def _fail(self, reason: TransferFailure, detail: str, now_s: float) -> tuple[LinkDown, ...]:
         """Leave RESERVED or RECEIVING; the Abort for a writer that is not fenced."""
         if self.state not in (InboundState.RESERVED, InboundState.RECEIVING):
             return ()

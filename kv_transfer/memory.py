@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 import torch
 
 from core.errors import PeerLost
+from core.link import PieceId, Span
 from kv_transfer.backend import BackendKind, Offer
 from kv_transfer.pages import HostPages
-from kv_transfer.plan import PieceId, Span
 
 MAX_PIECE_BYTES = 4 * 1024 * 1024
 TAKE_TIMEOUT_S = 10.0

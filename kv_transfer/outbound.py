@@ -18,9 +18,9 @@ from enum import Enum
 
 from core.errors import TransferFailed, TransferFailure
 from core.layout import KVLayout
+from core.link import Abort, AbortAck, Begin, LinkUp, Piece, PieceId, Seal, Span
 from core.timeline import TransferReport
-from kv_transfer.message import Abort, AbortAck, Begin, Seal, ToDecode
-from kv_transfer.plan import Piece, PieceId, PieceSizes, Reservation, Span, plan_spans, span_bytes
+from kv_transfer.plan import PieceSizes, Reservation, plan_spans, span_bytes
 from kv_transfer.reshape import source_blocks
 
 
@@ -104,7 +104,7 @@ class OutboundTransfer:
         self._in_progress: PieceToSend | None = None
         self._unacknowledged: dict[int, int] = {}
         self._num_acknowledged_bytes = 0
-        self._owed: tuple[ToDecode, ...] = ()
+        self._owed: tuple[LinkUp, ...] = ()
         self._first_send_s: float | None = None
         self._computed_s: float | None = None
         self._first_token_id = 0
@@ -116,11 +116,11 @@ class OutboundTransfer:
         """Pieces sent that decode has not taken off the link yet."""
         return len(self._unacknowledged)
 
-    def begin(self) -> tuple[ToDecode, ...]:
+    def begin(self) -> tuple[LinkUp, ...]:
         """The request for the right to write; called once, first."""
         return (Begin(self.reservation.request_id, self.reservation.epoch),)
 
-    def granted(self) -> tuple[ToDecode, ...]:
+    def granted(self) -> tuple[LinkUp, ...]:
         """Decode lets us write; a Granted that crosses an abort changes nothing."""
         if self.state is not OutboundState.BEGINNING:
             return ()
@@ -133,7 +133,7 @@ class OutboundTransfer:
         source_block_ids: tuple[int, ...],
         now_s: float,
         first_token_id: int | None,
-    ) -> tuple[ToDecode, ...]:
+    ) -> tuple[LinkUp, ...]:
         """The KV cache of the prompt's first `num_tokens` tokens lies in `source_block_ids`.
 
         Only whole blocks are shipped before the prompt's end, each layer of each block once, so
@@ -181,7 +181,7 @@ class OutboundTransfer:
             self._first_send_s = now_s
         return self._in_progress
 
-    def sent(self, checksum: int) -> tuple[ToDecode, ...]:
+    def sent(self, checksum: int) -> tuple[LinkUp, ...]:
         """The backend returned: the piece's header, and what had to wait for it.
 
         The header is sent after an abort too: decode has to take the bytes off the link.
@@ -220,12 +220,12 @@ class OutboundTransfer:
         """Decode refused the Begin or the Seal."""
         self._fail(reason, detail, owed=())
 
-    def abort(self, reason: TransferFailure, detail: str) -> tuple[ToDecode, ...]:
+    def abort(self, reason: TransferFailure, detail: str) -> tuple[LinkUp, ...]:
         """End the handoff from this side; idempotent, and without effect once sealed."""
         request_id, epoch = self.reservation.request_id, self.reservation.epoch
         return self._fail(reason, detail, owed=(Abort(request_id, epoch, reason, detail),))
 
-    def peer_aborted(self, reason: TransferFailure, detail: str) -> tuple[ToDecode, ...]:
+    def peer_aborted(self, reason: TransferFailure, detail: str) -> tuple[LinkUp, ...]:
         """Decode ended the handoff: its acknowledgement, now or when the send has returned."""
         ack = AbortAck(self.reservation.request_id, self.reservation.epoch)
         if self.state in _ACTIVE:
@@ -239,7 +239,7 @@ class OutboundTransfer:
         self._owed = ()
         self._settle()
 
-    def tick(self, now_s: float) -> tuple[ToDecode, ...]:
+    def tick(self, now_s: float) -> tuple[LinkUp, ...]:
         """Let time pass: the deadline ends a handoff that is not sealed."""
         if self.state not in _ACTIVE or now_s < self.deadline_s:
             return ()
@@ -289,7 +289,7 @@ class OutboundTransfer:
             self._next_layer = 0
             self._next_block = max(self._next_block, stop)
 
-    def _seal_if_all_sent(self) -> tuple[ToDecode, ...]:
+    def _seal_if_all_sent(self) -> tuple[LinkUp, ...]:
         is_all_sent = self._computed_s is not None and not self._spans and self._in_progress is None
         if self.state is not OutboundState.PUSHING or not is_all_sent:
             return ()
@@ -298,8 +298,8 @@ class OutboundTransfer:
         return (Seal(request_id, epoch, self._num_handed_out, self._first_token_id),)
 
     def _fail(
-        self, reason: TransferFailure, detail: str, *, owed: tuple[ToDecode, ...]
-    ) -> tuple[ToDecode, ...]:
+        self, reason: TransferFailure, detail: str, *, owed: tuple[LinkUp, ...]
+    ) -> tuple[LinkUp, ...]:
         if self.state not in _ACTIVE:
             return ()
         self.failure = TransferFailed(reason, detail)
@@ -308,7 +308,7 @@ class OutboundTransfer:
         self._owed = owed
         return self._settle()
 
-    def _settle(self) -> tuple[ToDecode, ...]:
+    def _settle(self) -> tuple[LinkUp, ...]:
         """What is owed to decode, once no send is in progress."""
         if self._in_progress is not None:
             return ()

@@ -8,10 +8,8 @@ order of the reservation: the order of checksums and of staging buffers on both 
 from dataclasses import dataclass
 
 from core.layout import KVLayout
-from core.link import Piece, PieceId, Span
+from core.link import Span
 from core.request import RequestId
-
-__all__ = ["Piece", "PieceId", "PieceSizes", "Reservation", "Span", "plan_spans", "span_bytes"]
 
 
 @dataclass(frozen=True, slots=True)

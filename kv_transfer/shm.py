@@ -28,10 +28,10 @@ from collections.abc import Sequence
 import torch
 
 from core.errors import PeerLost
+from core.link import PieceId, Span
 from kv_transfer.backend import BackendKind, Offer
 from kv_transfer.lifeline import boot_id, has_ended, remaining_s, shut_down
 from kv_transfer.pages import HostPages
-from kv_transfer.plan import PieceId, Span
 
 MAX_PIECE_BYTES = 4 * 1024 * 1024
 

@@ -19,6 +19,7 @@ Traps that shaped this file (torch 2.13, measured 2026-11-30 on two cores):
 The NCCL path shares this code and has not been run where it was written.
 """
 
+import socket
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -29,9 +30,9 @@ import torch
 from torch._C._distributed_c10d import TCPStore, Work
 
 from core.errors import PeerLost
+from core.link import PieceId, Span
 from kv_transfer.backend import BackendKind, Offer
 from kv_transfer.pages import pages_of
-from kv_transfer.plan import PieceId, Span
 from kv_transfer.torch_pair import DECODE, PREFILL, LinkSpec, build_pair, forget_keys
 
 SLOT_BYTES = 4 * 1024 * 1024
@@ -63,12 +64,15 @@ class TorchBackend:
         self._num_slots = num_slots
         self._take_timeout_s = take_timeout_s
         self._receivers: list[TorchReceiver] = []
+        # Left to itself the store listens on every interface, and it asks nobody who he is.
+        listening = socket.create_server((host, 0))
         self._store: TCPStore | None = TCPStore(
             host,
-            0,
+            listening.getsockname()[1],
             is_master=True,
             wait_for_workers=False,
             timeout=timedelta(seconds=STORE_TIMEOUT_S),
+            master_listen_fd=listening.detach(),
         )
 
     def allocate(self, num_bytes: int) -> torch.Tensor:

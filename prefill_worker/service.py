@@ -113,10 +113,12 @@ class PrefillService(pb_grpc.WorkerServicer, pb_grpc.PrefillWorkerServicer):
         finally:
             del self._progress[request.request_id]
             self._handoffs.pop(request.request_id, None)
-            if handoff is not None:
-                await handoff.close()
-            self._worker.release(request.request_id)
-            self._work.set()
+            try:
+                if handoff is not None:
+                    await handoff.close()
+            finally:
+                self._worker.release(request.request_id)
+                self._work.set()
 
     async def GetInfo(self, request: pb.GetInfoRequest, context: Context) -> pb.WorkerInfo:
         return worker_wire.info_to_wire(self._info)

@@ -19,7 +19,7 @@ from core.errors import DeadlineExceeded, PeerLost, TwophaseError
 from core.request import Request
 from core.worker import RemoteReservation, RequestFailed, Reserve, Reserved
 from router.answer import Answer
-from router.fleet import Fleet, Mailbox
+from router.fleet import Fleet, Mailbox, Member
 from router.placement import Placement, Rejected, place
 
 Deliver = Callable[[list[int]], Awaitable[None]]
@@ -141,6 +141,7 @@ class Dispatcher:
     ) -> None:
         assert placement.prefill is not None
         self._num_prefill_calls += 1
+        worker: Member | None = None
         try:
             worker = self._fleet.prefill(placement.prefill)
             with worker.serving(request):
@@ -148,6 +149,8 @@ class Dispatcher:
                     async for event in events:
                         mailbox.put(event)
         except TwophaseError as error:
+            if worker is not None and isinstance(error, PeerLost):
+                worker.is_suspect = error.peer == worker.peer.address
             mailbox.put(RequestFailed(request.request_id, error))
         finally:
             self._num_prefill_calls -= 1

@@ -64,6 +64,9 @@ class Member:
         self.num_requests = 0
         self.num_prompt_tokens = 0
         self.last_heard_s = 0.0
+        # A call could not reach it; the next heartbeat tells. It gets no request meanwhile, or
+        # failing fast would make it look like the least loaded.
+        self.is_suspect = False
 
     @contextmanager
     def serving(self, request: Request) -> Iterator[None]:
@@ -149,10 +152,12 @@ class Fleet:
             task.cancel()
         await self._group.__aexit__(None, None, None)
 
-    def add(self, address: str) -> None:
-        """Keep a connection to the worker at `address` from now on; idempotent."""
-        if address not in self._tasks:
-            self._tasks[address] = self._group.create_task(self._keep(address))
+    def add(self, address: str) -> bool:
+        """Keep a connection to the worker at `address` from now on; False if it was known."""
+        if address in self._tasks:
+            return False
+        self._tasks[address] = self._group.create_task(self._keep(address))
+        return True
 
     async def remove(self, address: str) -> None:
         """Forget the worker at `address`; idempotent."""
@@ -220,6 +225,7 @@ class Fleet:
         return [
             PrefillLoad(member.info.name, member.info.layout, member.num_prompt_tokens)
             for member in self.members(Role.PREFILL)
+            if not member.is_suspect
         ]
 
     def decode_loads(self) -> list[DecodeLoad]:
@@ -313,6 +319,7 @@ async def _heartbeat(member: Member, timeout_s: float, clock: Clock) -> None:
         asked_s = clock.now_s()
         try:
             await member.peer.status(timeout_s)
+            member.is_suspect = False
         except DeadlineExceeded as error:
             if member.last_heard_s < asked_s:
                 why = f"it has said nothing for {timeout_s:g} s"

@@ -42,7 +42,8 @@ from twophase.v1 import inference_pb2_grpc as pb_grpc
 from twophase.wire import chat_messages_from_wire, chunk_to_wire
 
 STATUS_TIMEOUT_S = 2.0
-ADD_WORKER_TIMEOUT_S = 30.0
+# Below the clients' own limit, so that they hear why.
+ADD_WORKER_TIMEOUT_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,10 +221,11 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         try:
             if ":" not in request.address:
                 raise InvalidRequest("address", request.address, "must be host:port")
-            self._fleet.add(request.address)
+            is_new = self._fleet.add(request.address)
             info = await self._fleet.wait_for(request.address, ADD_WORKER_TIMEOUT_S)
         except PeerLost as error:
-            await self._fleet.remove(request.address)
+            if is_new:
+                await self._fleet.remove(request.address)
             await abort(context, error)
             raise
         except TwophaseError as error:

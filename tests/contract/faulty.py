@@ -19,10 +19,9 @@ from typing import TypeVar
 import torch
 
 from core.errors import PeerLost
+from core.link import LinkDown, LinkUp, Piece, PieceId, Span
 from kv_transfer.backend import Offer, Receiver, ReceiverBackend, Sender
-from kv_transfer.message import Piece, ToDecode, ToPrefill
 from kv_transfer.pages import pages_of
-from kv_transfer.plan import PieceId, Span
 
 Result = TypeVar("Result")
 Connect = Callable[[Offer, torch.Tensor, float], Sender]
@@ -236,11 +235,11 @@ class FaultyReceiver:
 class FaultyChannel:
     """One direction of a control stream; messages keep their order, as they do on a stream."""
 
-    def __init__(self, send: Callable[[ToDecode | ToPrefill], None], plan: FaultPlan) -> None:
+    def __init__(self, send: Callable[[LinkUp | LinkDown], None], plan: FaultPlan) -> None:
         self._send = send
         self._script = _Script(plan)
 
-    def send(self, message: ToDecode | ToPrefill) -> None:
+    def send(self, message: LinkUp | LinkDown) -> None:
         """Pass the message on, late, twice, changed or never."""
 
         def corrupted() -> None:

@@ -11,22 +11,23 @@ import time
 from core.clock import MonotonicClock
 from core.errors import PeerLost, TransferFailure
 from core.layout import Dtype, KVLayout
-from core.link import LinkDown
-from core.request import RequestId
-from kv_transfer.inbound import InboundState, InboundTransfer
-from kv_transfer.message import (
+from core.link import (
     Abort,
     AbortAck,
     Begin,
     Granted,
+    LinkDown,
     Piece,
     PieceAck,
+    PieceId,
     Seal,
     Sealed,
     TransferRefused,
 )
+from core.request import RequestId
+from kv_transfer.inbound import InboundState, InboundTransfer
 from kv_transfer.outbound import OutboundState, OutboundTransfer
-from kv_transfer.plan import PieceId, PieceSizes, Reservation
+from kv_transfer.plan import PieceSizes, Reservation
 from tests.contract.faulty import FaultyChannel
 
 LAYOUT = KVLayout("weights", Dtype.FLOAT32, block_size=4, num_layers=3, num_kv_heads=2, head_dim=8)

@@ -11,8 +11,8 @@ import time
 import pytest
 import torch
 
+from core.link import AbortAck, Seal
 from kv_transfer.inbound import InboundState
-from kv_transfer.message import AbortAck, Seal
 from tests.contract.conftest import NIXL, Link, wait_until
 from tests.contract.faulty import Fault, FaultKind, FaultPlan, Step
 from tests.contract.handoff_ends import DecodeEnd, drain, reservation_of

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from core.errors import PeerLost
+from core.link import PieceId, Span
 from kv_transfer.pages import HostPages
-from kv_transfer.plan import PieceId, Span
 from tests.contract.conftest import (
     NIXL,
     NUM_SOURCE_BLOCKS,

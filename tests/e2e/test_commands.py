@@ -71,6 +71,7 @@ def test_serve_answers_shows_its_state_and_leaves_nothing_after_ctrl_c(
 
         answer = _twophase("ask", "Hello", "--address", address, "--max-tokens", "5")
         status = _twophase("status", "--address", address)
+        doctor = _twophase("doctor", "--address", address)
         process.send_signal(signal.SIGINT)
         started_s = time.monotonic()
         code = process.wait(STOP_S)
@@ -79,6 +80,8 @@ def test_serve_answers_shows_its_state_and_leaves_nothing_after_ctrl_c(
     assert "of KV over shm, prefill-0 to decode-0" in answer
     assert "prefill-0" in status and "decode-0" in status and "ready" in status
     assert "both caches lie in the memory of one host" in status
+    assert "2 sealed, 0 failed" in status or "1 sealed, 0 failed" in status
+    assert "0 blocks in use, 0 in quarantine, 0 orphans" in doctor
     assert code == 0
     assert time.monotonic() - started_s < STOP_S
     assert len(children) >= 3

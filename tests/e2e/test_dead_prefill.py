@@ -16,7 +16,8 @@ from tests.e2e.conftest import StartCluster
 from tests.e2e.nothing_left import assert_nothing_left
 from twophase.client import AsyncClient, Client, Sampling
 
-NUM_ROUNDS = 20
+# Of each of two backends.
+NUM_ROUNDS = 10
 NUM_STREAMS = 20
 NUM_PROMPT_TOKENS = 500
 SETUP = ("prefill.kv_cache=8MiB", "decode.kv_cache=24MiB", "prefill.max_batch_tokens=128")

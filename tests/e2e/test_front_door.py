@@ -1,9 +1,11 @@
 """What a client finds at the endpoint beside Generate: health, reflection, model, messages."""
 
 import asyncio
+import time
 from pathlib import Path
 
 import grpc
+import psutil
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
@@ -92,3 +94,68 @@ def test_a_deadline_ends_the_request_with_deadline_exceeded_and_frees_everything
             list(chunks)
 
     asyncio.run(assert_nothing_left(cluster.address))
+
+
+def test_the_audit_names_who_holds_blocks_while_a_stream_runs(
+    tiny_model_directory: Path, start_cluster: StartCluster
+) -> None:
+    cluster = start_cluster(tiny_model_directory, *SETUP)
+    sampling = Sampling(max_tokens=200, ignore_eos=True)
+    with Client(cluster.address) as client:
+        stream = client.generate([1, 2, 3], sampling, request_id="audited")
+        next(stream)
+        next(stream)
+        audited = client.audit_blocks()
+        stream.close()
+
+    held = {(h.worker, h.state): (h.request_id, orphan) for h, orphan in audited}
+    assert held["decode-0", "running"] == ("audited", False)
+    assert all(h.num_blocks > 0 and h.epoch > 0 and h.age_s >= 0 for h, _ in audited)
+    asyncio.run(assert_nothing_left(cluster.address))
+
+
+def test_links_are_bounded_closed_when_idle_and_made_again(
+    tiny_model_directory: Path, start_cluster: StartCluster
+) -> None:
+    # Each of the two decode workers is probed, so the only link has to change hands.
+    cluster = start_cluster(
+        tiny_model_directory,
+        *SETUP,
+        *("decode.replicas=2", "transfer.max_links=1", "transfer.idle_timeout_s=1"),
+    )
+
+    def links(client: Client) -> int:
+        workers = client.status().workers
+        return sum(len(worker.links) for worker in workers if worker.role == "prefill")
+
+    with Client(cluster.address) as client:
+        for number in range(4):
+            list(client.generate([number, 2], Sampling(max_tokens=3, ignore_eos=True)))
+        num_used = links(client)
+        deadline_s = time.monotonic() + 10
+        while links(client) and time.monotonic() < deadline_s:
+            time.sleep(0.2)
+        num_idle = links(client)
+        list(client.generate([9, 9], Sampling(max_tokens=3, ignore_eos=True)))
+        steps = [w.num_transfer_bytes for w in client.status().workers if w.role == "decode"]
+
+    assert num_used <= 1
+    assert num_idle == 0
+    assert len(steps) == 2 and all(steps)
+    asyncio.run(assert_nothing_left(cluster.address))
+
+
+@pytest.mark.parametrize("backend", ["auto", "torch"])
+def test_every_server_listens_on_loopback_only(
+    tiny_model_directory: Path, start_cluster: StartCluster, backend: str
+) -> None:
+    cluster = start_cluster(tiny_model_directory, *SETUP, f"transfer.backend={backend}")
+    addresses = [
+        connection.laddr.ip
+        for child in cluster.children.values()
+        for connection in psutil.Process(child.process.pid).net_connections("inet")
+        if connection.status == psutil.CONN_LISTEN
+    ]
+
+    assert len(addresses) >= 4
+    assert {address.removeprefix("::ffff:") for address in addresses} == {"127.0.0.1"}

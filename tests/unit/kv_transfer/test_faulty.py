@@ -7,10 +7,9 @@ import pytest
 import torch
 
 from core.errors import PeerLost
+from core.link import Begin, Granted, Piece, PieceId, Seal, Span
 from core.request import RequestId
 from kv_transfer.memory import MemoryBackend
-from kv_transfer.message import Begin, Granted, Piece, Seal
-from kv_transfer.plan import PieceId, Span
 from tests.contract.faulty import (
     Fault,
     FaultKind,

@@ -6,20 +6,21 @@ import pytest
 
 from core.errors import TransferFailure
 from core.layout import Dtype, KVLayout
-from core.request import RequestId
-from kv_transfer.inbound import FENCE_TIMEOUT_S, InboundState, InboundTransfer
-from kv_transfer.message import (
+from core.link import (
     Abort,
     AbortAck,
     Begin,
     Granted,
+    Piece,
     PieceAck,
     Seal,
     Sealed,
     TransferRefused,
 )
+from core.request import RequestId
+from kv_transfer.inbound import FENCE_TIMEOUT_S, InboundState, InboundTransfer
 from kv_transfer.outbound import OutboundState, OutboundTransfer
-from kv_transfer.plan import Piece, PieceSizes, Reservation, span_bytes
+from kv_transfer.plan import PieceSizes, Reservation, span_bytes
 
 LAYOUT = KVLayout("w", Dtype.BFLOAT16, block_size=4, num_layers=2, num_kv_heads=1, head_dim=8)
 RESERVATION = Reservation(RequestId("r"), 7, (5, 9, 2, 11), num_prompt_tokens=10)
@@ -259,15 +260,13 @@ class TestWhenDecodeFreesBlocks:
     def test_when_the_lease_is_over_and_the_link_is_dropped_if_the_writer_stays_silent(self):
         receiver = inbound()
         receiver.begin(0.0)
-        receiver.renew_lease(40.0)
-        receiver.renew_lease(35.0)
-        assert receiver.due_s == 40.0
-        assert receiver.tick(39.0) == ()
-        (abort,) = receiver.tick(40.0)
+        assert receiver.due_s == LEASE_S
+        assert receiver.tick(LEASE_S - 1) == ()
+        (abort,) = receiver.tick(LEASE_S)
         assert abort.reason is TransferFailure.LEASE_EXPIRED
-        assert receiver.due_s == 40.0 + FENCE_TIMEOUT_S
-        assert not receiver.is_fence_overdue(40.0)
-        assert receiver.is_fence_overdue(40.0 + FENCE_TIMEOUT_S)
+        assert receiver.due_s == LEASE_S + FENCE_TIMEOUT_S
+        assert not receiver.is_fence_overdue(LEASE_S)
+        assert receiver.is_fence_overdue(LEASE_S + FENCE_TIMEOUT_S)
         assert receiver.try_release_blocks() is None
 
     def test_when_a_take_fails_only_after_the_writer_is_known_gone(self):

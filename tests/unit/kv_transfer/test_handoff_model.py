@@ -19,20 +19,21 @@ from hypothesis import strategies as st
 
 from core.errors import TransferFailure
 from core.layout import Dtype, KVLayout
-from core.request import RequestId
-from kv_transfer.inbound import InboundState, InboundTransfer
-from kv_transfer.message import (
+from core.link import (
     Abort,
     AbortAck,
     Begin,
     Granted,
+    Piece,
     PieceAck,
     Seal,
     Sealed,
     TransferRefused,
 )
+from core.request import RequestId
+from kv_transfer.inbound import InboundState, InboundTransfer
 from kv_transfer.outbound import OutboundState, OutboundTransfer
-from kv_transfer.plan import Piece, PieceSizes, Reservation
+from kv_transfer.plan import PieceSizes, Reservation
 
 FOREVER_S = 1e9
 DECODE_FINAL = (InboundState.SEALED, InboundState.CLOSED)

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from core.link import PieceId
 from kv_transfer.meter import GROUP_PIECES, NUM_GROUPS, NUM_ROUND_TRIPS, LinkMeter, LinkSpeed
-from kv_transfer.plan import PieceId
 
 MIB = 1 << 20
 

@@ -7,9 +7,9 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from core.link import Span
 from kv_transfer import pages
 from kv_transfer.pages import DevicePages, HostPages, tensor_checksum
-from kv_transfer.plan import Span
 
 NUM_LAYERS, NUM_BLOCKS = 3, 12
 

@@ -5,8 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.layout import Dtype, KVLayout
+from core.link import Span
 from core.request import RequestId
-from kv_transfer.plan import Reservation, Span, plan_spans, span_bytes
+from kv_transfer.plan import Reservation, plan_spans, span_bytes
 
 SMOLLM2 = KVLayout("w", Dtype.FLOAT32, 16, 30, 3, 64)
 

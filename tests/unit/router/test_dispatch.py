@@ -287,3 +287,17 @@ async def test_the_same_id_can_be_used_again_after_a_cancel(split):
     split.prefill.calls[1].say(FIRST)
     assert (await again).usage.num_output_tokens == 1
     await split.nothing_is_left()
+
+
+@pytest.mark.parametrize("is_own_address", [True, False])
+async def test_a_prefill_worker_that_cannot_be_reached_gets_no_request_until_it_answers(
+    split, is_own_address
+):
+    lost_peer = split.prefill.address if is_own_address else "decode-0"
+    task, call = await reach(split, "prefilling", make_request())
+    call.say(PeerLost(lost_peer, "connection refused"))
+    with pytest.raises(PeerLost):
+        await task
+
+    assert len(split.fleet.prefill_loads()) == (0 if is_own_address else 1)
+    await split.nothing_is_left()
