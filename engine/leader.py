@@ -7,6 +7,7 @@ lie in one memory file, so that rank 0 alone can hand KV blocks of all ranks ove
 
 import os
 import selectors
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -119,7 +120,12 @@ def running_engine(settings: EngineSettings, allocate: Allocate | None = None) -
 
 def _lead(settings: EngineSettings, allocate: Allocate, stack: ExitStack) -> Runner:
     """Rank 0's runner; leaving `stack` ends the other ranks."""
-    store = TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
+    # Left to itself the store listens on every interface.
+    listening = socket.create_server((HOST, 0))
+    port = listening.getsockname()[1]
+    store = TCPStore(
+        HOST, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach()
+    )
     mine, *others = (settings.of_rank(r, store.port) for r in range(settings.tensor_parallel))
     followers = [stack.enter_context(_running(other)) for other in others]
     for follower in followers:

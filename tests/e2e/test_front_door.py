@@ -145,15 +145,17 @@ def test_links_are_bounded_closed_when_idle_and_made_again(
     asyncio.run(assert_nothing_left(cluster.address))
 
 
-@pytest.mark.parametrize("backend", ["auto", "torch"])
+@pytest.mark.parametrize("setup", ["transfer.backend=torch", "decode.tensor_parallel=2"])
 def test_every_server_listens_on_loopback_only(
-    tiny_model_directory: Path, start_cluster: StartCluster, backend: str
+    tiny_model_directory: Path, start_cluster: StartCluster, setup: str
 ) -> None:
-    cluster = start_cluster(tiny_model_directory, *SETUP, f"transfer.backend={backend}")
+    cluster = start_cluster(tiny_model_directory, *SETUP, setup)
+    parents = [psutil.Process(child.process.pid) for child in cluster.children.values()]
+    processes = [p for parent in parents for p in (parent, *parent.children(recursive=True))]
     addresses = [
         connection.laddr.ip
-        for child in cluster.children.values()
-        for connection in psutil.Process(child.process.pid).net_connections("inet")
+        for process in processes
+        for connection in process.net_connections("inet")
         if connection.status == psutil.CONN_LISTEN
     ]
 
