@@ -52,7 +52,7 @@ class SlowBackend:
 
 
 class LinkWorld(World):
-    def __init__(self):
+    def __init__(self, **transfer):
         super().__init__()
         self.backend = SlowBackend()
         shape = (LAYOUT.num_layers, 2, 16, LAYOUT.block_size, 1, LAYOUT.head_dim)
@@ -61,7 +61,7 @@ class LinkWorld(World):
             self.worker,
             torch.zeros(shape, dtype=torch.bfloat16),
             {BackendKind.SHM: self.backend},
-            config=TransferConfig(),
+            config=TransferConfig(**transfer),
             clock=ManualClock(),
         )
         self.incoming = asyncio.Queue()
@@ -116,10 +116,17 @@ async def test_a_link_from_another_shape_is_opened_and_told_ours(change):
 
 
 @pytest.mark.parametrize("first", [None, PieceAck("r", 1, 0)])
-async def test_a_stream_that_opens_no_link_is_ended(first):
+async def test_a_stream_that_opens_no_link_is_refused(first):
     world = LinkWorld()
     await world.open(first)
-    assert world.said == []
+    assert [type(message) for message in world.said] == [LinkRefused]
+    assert world.server.statuses == ()
+
+
+async def test_a_stream_that_stays_silent_is_refused_in_time():
+    world = LinkWorld(connect_timeout_s=0.01)
+    await world.server.serve(world.messages(), world.said.append)
+    assert [type(message) for message in world.said] == [LinkRefused]
 
 
 async def test_a_link_is_known_from_its_opening_to_the_end_of_its_stream():
