@@ -11,7 +11,8 @@ class Completion:
     """One finished request.
 
     prefill_worker equals decode_worker, and transfer is None, when no KV cache was moved.
-    placement says in words why these workers were chosen.
+    placement says in words why these workers were chosen; failures, one sentence each, which
+    attempts before this one failed.
     """
 
     request_id: RequestId
@@ -23,6 +24,7 @@ class Completion:
     decode_worker: WorkerName
     placement: str
     seed: int
+    failures: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,6 @@ from core.errors import ConfigError
 from core.layout import Dtype
 
 MIB = 1 << 20
-GIB = 1 << 30
 
 # ValueError: no UTF-8, or what only looks like a date (2024-99-99).
 _NOT_YAML = (yaml.YAMLError, ValueError)
@@ -37,13 +36,23 @@ class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
+class OnFailure(StrEnum):
+    """What happens to a request that a worker failed."""
+
+    RESUME = "resume"
+    FAIL = "fail"
+
+
 class EngineConfig(_Section):
     """How every worker runs the model."""
 
     dtype: Dtype = Dtype.FLOAT32
     """Weights, activations and KV cache: float32 or bfloat16."""
-    block_size: int = Field(default=16, ge=1, le=1024)
-    """Tokens of one KV block."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """What computes; with cuda, each rank takes one card (see `gpus` of the pools)."""
+    block_size: int | None = Field(default=None, ge=1, le=1024)
+    """Tokens of one KV block; default: what attention is fastest with, which is 16 on a CPU, 64
+    with flash-attn 3 and 256 with flash-attn 2."""
     max_context_tokens: int | None = Field(default=None, ge=2)
     """Prompt and answer together; default: what the checkpoint was trained for."""
     nice: int = Field(default=10, ge=0, le=19)
@@ -66,10 +75,24 @@ class PoolConfig(_Section):
     cores: tuple[int, ...] | None = None
     """CPU cores for the compute threads; each rank in turn takes num_threads of them, replica by
     replica. Default: wherever the system puts them."""
-    kv_cache: ByteSize = Field(default=ByteSize(GIB), ge=1)
-    """Memory for the KV blocks of all ranks of a worker: bytes, or a string such as 512MiB."""
+    gpus: tuple[int, ...] | None = None
+    """With engine.device cuda: cards, as CUDA counts those that a process sees; each rank in turn
+    takes one, replica by replica. Default: rank i of every worker takes card i."""
+    kv_cache: ByteSize | None = Field(default=None, ge=1)
+    """Memory for the KV blocks of all ranks of a worker: bytes, or a string such as 512MiB.
+    Default: 1GiB on a CPU; on cards 85 % of what is free with the weights in them."""
     max_batch_tokens: int = Field(default=512, ge=1)
     """Tokens of one step: the chunk budget of a prefill."""
+
+    @model_validator(mode="after")
+    def _gpus_suffice(self) -> Self:
+        num_needed = self.replicas * self.tensor_parallel
+        if self.gpus is not None and len(self.gpus) != num_needed:
+            raise ValueError(
+                f"gpus names {len(self.gpus)} cards; {self.replicas} replicas of "
+                f"{self.tensor_parallel} ranks take {num_needed}"
+            )
+        return self
 
     @model_validator(mode="after")
     def _cores_suffice(self) -> Self:
@@ -92,6 +115,12 @@ class PoolConfig(_Section):
             return None
         return self.cores[replica * self.num_worker_threads :][: self.num_worker_threads]
 
+    def gpus_of(self, replica: int) -> tuple[int, ...] | None:
+        """Cards of all ranks of this replica, in order; None is card i for rank i."""
+        if self.gpus is None:
+            return None
+        return self.gpus[replica * self.tensor_parallel :][: self.tensor_parallel]
+
 
 class PrefillConfig(PoolConfig):
     """The pool that reads prompts; only in mode disaggregated."""
@@ -105,6 +134,8 @@ class DecodeConfig(PoolConfig):
 
     max_num_sequences: int = Field(default=64, ge=1)
     """Sequences of one decode step."""
+    cuda_graphs: bool = True
+    """With engine.device cuda and one rank: whether decode steps are captured as CUDA graphs."""
     max_waiting_requests: int = Field(default=1024, ge=1)
     """Requests that one worker lets wait for blocks; more are refused."""
 
@@ -135,6 +166,8 @@ class RouterConfig(_Section):
     """Address to listen on."""
     port: int = Field(default=8100, ge=0, le=65_535)
     """Port of the gRPC endpoint; 0 takes a free one."""
+    http_port: int | None = Field(default=8000, ge=0, le=65_535)
+    """Port of the OpenAI-compatible HTTP endpoint; 0 takes a free one, null leaves it off."""
     workers: tuple[str, ...] = ()
     """host:port of workers that were started by hand."""
     max_active_requests: int = Field(default=1024, ge=1)
@@ -143,6 +176,13 @@ class RouterConfig(_Section):
     """For requests that come without a deadline; also the most that one may ask for."""
     worker_timeout_s: Seconds = 15.0
     """A worker that says nothing for this long is lost; a broken connection is noticed at once."""
+    on_failure: OnFailure = OnFailure.RESUME
+    """resume: a request that a worker failed goes on elsewhere, from its last token; without a
+    prefill worker, decode workers read prompts. fail: it ends with the worker's error."""
+    max_attempts: int = Field(default=4, ge=1, le=100)
+    """Of one request, the first included; with on_failure resume."""
+    max_wait_s: Seconds = 5.0
+    """Longest wait of a request for a decode worker while none is connected."""
     drain_s: Seconds = 30.0
     """Longest wait for running requests when stopping."""
 
@@ -191,6 +231,7 @@ def load_config(path: Path | None = None, overrides: Sequence[str] = ()) -> Clus
     if config.mode is not Mode.DISAGGREGATED and config.prefill is not None:
         raise ConfigError("prefill", f"has no effect in mode {config.mode}: take it out")
     _refuse_two_formats(config)
+    _refuse_unusable_cards(config)
     return config
 
 
@@ -204,6 +245,23 @@ def _refuse_two_formats(config: ClusterConfig) -> None:
             "prefill.dtype",
             f"is {prefill} and decode's {decode}: transfer.convert_dtype=true allows it",
         )
+
+
+def _refuse_unusable_cards(config: ClusterConfig) -> None:
+    pools: dict[str, PoolConfig] = {"decode": config.decode}
+    if config.prefill_pool is not None:
+        pools["prefill"] = config.prefill_pool
+    for name, pool in pools.items():
+        if config.engine.device == "cpu" and pool.gpus is not None:
+            raise ConfigError(f"{name}.gpus", "has no effect with engine.device cpu: take it out")
+        is_split = config.engine.device == "cuda" and pool.tensor_parallel > 1
+        if is_split and config.prefill_pool is not None:
+            raise ConfigError(
+                f"{name}.tensor_parallel",
+                f"is {pool.tensor_parallel}: on cards, KV blocks of several ranks cannot be handed "
+                "over, since one rank does it and does not reach the others' cards; one rank, or "
+                "mode chunked or colocated, can serve",
+            )
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:  # Any: untyped until pydantic has seen it

@@ -6,14 +6,19 @@ The life of a request, as the router sees it::
         |           |           |            |              |             |
         +-----------+-----------+------------+--------------+-------------+-> FAILED
 
-Colocated and chunked requests skip TRANSFERRING; an answer that is complete with its first token
-goes from there to FINISHED. FINISHED and FAILED are final: whatever the
-request held is given back on entering them, once.
+A request whose prompt is read at its decode worker skips TRANSFERRING; an answer that is complete
+with its first token goes from there to FINISHED. FAILED is left only for RESERVING, when other
+workers are tried. Whatever the request held is given back on entering FINISHED or FAILED, once.
 """
 
-from dataclasses import dataclass, field
+import sys
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum, StrEnum
 from typing import NewType
+
+import xxhash
 
 from core.errors import InvalidRequest, InvariantBroken
 
@@ -27,6 +32,18 @@ MAX_EOS_TOKEN_IDS = 64
 MAX_SEED = 2**63 - 1
 MAX_REQUEST_ID_LENGTH = 128
 PROBE_ID = "readiness-probe-"
+# Parts the id of a request from the number of a further attempt; no user's id holds it.
+ATTEMPT_MARK = "~"
+
+
+def attempt_id(request_id: RequestId, attempt: int) -> RequestId:
+    """What workers call the `attempt`-th try of a request, from 1: its own id, then `id~2`, ..."""
+    return request_id if attempt == 1 else RequestId(f"{request_id}{ATTEMPT_MARK}{attempt}")
+
+
+def id_of_attempt(request_id: RequestId) -> RequestId:
+    """The request that an id of `attempt_id` belongs to."""
+    return RequestId(request_id.partition(ATTEMPT_MARK)[0])
 
 
 class FinishReason(StrEnum):
@@ -92,9 +109,30 @@ class Request:
         return len(self.prompt_token_ids)
 
     @property
+    def prompt_digest(self) -> int:
+        """XXH3-64 of the prompt's tokens, hence of their number, too: equal on every host."""
+        token_ids = array("I", self.prompt_token_ids)
+        if sys.byteorder == "big":
+            token_ids.byteswap()
+        return xxhash.xxh3_64_intdigest(token_ids.tobytes())
+
+    @property
     def max_num_tokens(self) -> int:
         """Prompt and answer at their longest."""
         return self.num_prompt_tokens + self.sampling.max_tokens
+
+    def resumed(self, output_token_ids: Sequence[int], attempt: int) -> "Request":
+        """The rest of this request as its `attempt`-th try: what was emitted joins the prompt.
+
+        Positions, and so seeded draws, stay as they were. At least one token must be missing.
+        """
+        num_missing = self.sampling.max_tokens - len(output_token_ids)
+        return Request(
+            request_id=attempt_id(self.request_id, attempt),
+            prompt_token_ids=(*self.prompt_token_ids, *output_token_ids),
+            sampling=replace(self.sampling, max_tokens=num_missing),
+            deadline_s=self.deadline_s,
+        )
 
     def finish_reason(self, token_id: int, num_output_tokens: int) -> FinishReason | None:
         """Why `token_id`, the `num_output_tokens`-th of the answer, is the last; None if not."""
@@ -130,7 +168,7 @@ TRANSITIONS: dict[RequestState, frozenset[RequestState]] = {
     ),
     RequestState.DECODING: frozenset({RequestState.FINISHED, RequestState.FAILED}),
     RequestState.FINISHED: frozenset(),
-    RequestState.FAILED: frozenset(),
+    RequestState.FAILED: frozenset({RequestState.RESERVING}),
 }
 
 

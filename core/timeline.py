@@ -1,9 +1,9 @@
 """Where the time of one request went, in phases that add up to the whole.
 
 Each phase is measured by the code that waited or computed: the router measures tokenize, place,
-reserve and delivery; the prefill worker queue, prefill and exposed transfer; the decode worker
-slot wait and decode. Only durations cross processes, so no two clocks are ever compared. What the
-phases do not cover (hops between processes) is shown as `unaccounted_s`, never hidden.
+recovery, reserve and delivery; the prefill worker queue, prefill and exposed transfer; the decode
+worker slot wait and decode. Only durations cross processes, so no two clocks are ever compared.
+What the phases do not cover (hops between processes) is shown as `unaccounted_s`, never hidden.
 """
 
 from dataclasses import dataclass, fields
@@ -15,6 +15,7 @@ class Phases:
 
     tokenize          prompt text to token ids
     place             admission and the choice of workers
+    recovery          attempts that a worker failed, until the last one was placed
     reserve           router asks decode for blocks, until decode grants them
     queue             waiting at the prefilling worker, also between two chunks
     prefill           computing the chunks
@@ -26,6 +27,7 @@ class Phases:
 
     tokenize_s: float = 0.0
     place_s: float = 0.0
+    recovery_s: float = 0.0
     reserve_s: float = 0.0
     queue_s: float = 0.0
     prefill_s: float = 0.0

@@ -8,6 +8,7 @@ BAR_WIDTH = 40
 _COLOURS = {
     "tokenize": "bright_black",
     "place": "bright_black",
+    "recovery": "bright_magenta",
     "reserve": "yellow",
     "queue": "red",
     "prefill": "blue",

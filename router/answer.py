@@ -2,13 +2,16 @@
 
 Tokens come on two streams (the first from prefill, the others from decode), so one may overtake
 another: the log holds what may be delivered, `_early` what waits for its turn. Each token enters
-the log once.
+the log once. When a worker fails, the next attempt gets prompt and log, and counts its tokens from
+there; what waited in `_early` is computed again.
 
 Pure: facts and times in, what to deliver out.
 """
 
+from dataclasses import dataclass
+
 from core.completion import Completion
-from core.errors import InvariantBroken
+from core.errors import InvariantBroken, TwophaseError
 from core.request import FinishReason, Progress, Request, RequestState, Usage
 from core.timeline import Phases, PrefillReport, TransferReport
 from core.worker import (
@@ -20,15 +23,24 @@ from core.worker import (
     Reserved,
 )
 from router.placement import Placement
+from router.recovery import Failure
 
-Event = Reserved | FirstToken | TransferReport | NewToken | RequestFailed
+
+@dataclass(frozen=True, slots=True)
+class PrefillFailed:
+    """The call to the prefill worker ended before its last event."""
+
+    error: TwophaseError
+
+
+Event = Reserved | FirstToken | TransferReport | NewToken | RequestFailed | PrefillFailed
 
 
 class Answer:
     """What is known of one request's answer.
 
-    Invariants: the log only grows; a token is delivered once; `completion` is called once, when
-    `is_complete`.
+    Invariants: the log only grows; a token is delivered once; reports are those of the last
+    attempt; `completion` is called once, when `is_complete`.
     """
 
     def __init__(self, request: Request, received_s: float, tokenize_s: float) -> None:
@@ -37,6 +49,9 @@ class Answer:
         self._progress = Progress()
         self._early: dict[int, int] = {}
         self._num_delivered = 0
+        self._num_attempts = 0
+        self._num_resumed_tokens = 0
+        self._is_prefill_lost = False
         self._finish_reason: FinishReason | None = None
         self._placement: Placement | None = None
         self._reservation: RemoteReservation | None = None
@@ -45,6 +60,7 @@ class Answer:
         self._done: DecodeDone | None = None
         self._received_s = received_s
         self._tokenize_s = tokenize_s
+        self._first_placed_s = received_s
         self._placed_s = received_s
         self._reserve_s = 0.0
         self._token_arrived_s = received_s
@@ -65,18 +81,34 @@ class Answer:
         """Every token was delivered, and every report that will come is here."""
         if self._finish_reason is None or self._num_delivered < len(self.log):
             return False
-        is_report_due = self._is_moved and len(self.log) > 1
+        is_report_due = self._is_decoded_from_moved_kv and not self._is_prefill_lost
         return self._prefill is not None and not (is_report_due and self._transfer is None)
 
-    def placed(self, placement: Placement, now_s: float) -> None:
-        """Workers were chosen."""
-        self._progress.move(RequestState.ADMITTED)
-        self._progress.move(RequestState.RESERVING)
-        self._placement = placement
-        self._placed_s = now_s
+    @property
+    def _num_new_tokens(self) -> int:
+        """Tokens of the log that this attempt made."""
+        return len(self.log) - self._num_resumed_tokens
 
-    def take(self, event: Event, arrived_s: float) -> None:
-        """Note what a worker said; raises the error that a RequestFailed carries."""
+    @property
+    def _is_decoded_from_moved_kv(self) -> bool:
+        return self._is_moved and self._num_new_tokens > 1
+
+    def attempt(self, placement: Placement, now_s: float) -> Request:
+        """Workers were chosen; the request that they are to serve."""
+        if self._num_attempts == 0:
+            self._progress.move(RequestState.ADMITTED)
+            self._first_placed_s = now_s
+        self._progress.move(RequestState.RESERVING)
+        self._num_attempts += 1
+        self._num_resumed_tokens = len(self.log)
+        self._early.clear()
+        self._placement, self._placed_s = placement, now_s
+        self._reservation = self._prefill = self._transfer = self._done = None
+        self._is_prefill_lost = False
+        return self._request.resumed(self.log, self._num_attempts)
+
+    def take(self, event: Event, arrived_s: float) -> Failure | None:
+        """Note what a worker said; returns why this attempt is over, None if it is not."""
         match event:
             case Reserved():
                 self._progress.move(RequestState.PREFILLING)
@@ -95,9 +127,22 @@ class Answer:
                 if self._progress.state in (RequestState.PREFILLING, RequestState.TRANSFERRING):
                     self._progress.move(RequestState.DECODING)
                 self._take_token(event.index, event.token_id, arrived_s)
+            case PrefillFailed():
+                # Tokens of decode prove that the KV cache arrived: nothing is needed of prefill.
+                self._is_prefill_lost = True
+                if not self._is_decoded_from_moved_kv:
+                    return self._failure(event.error, is_from_prefill=True)
             case RequestFailed():
-                self._progress.move(RequestState.FAILED)
-                raise event.error
+                self._is_prefill_lost = True
+                return self._failure(event.error, is_from_prefill=False)
+        return None
+
+    def _failure(self, error: TwophaseError, *, is_from_prefill: bool) -> Failure | None:
+        """None when the last token is here already: no worker can fail the answer any more."""
+        if self._finish_reason is not None:
+            return None
+        self._progress.move(RequestState.FAILED)
+        return Failure(error, is_from_prefill)
 
     def take_undelivered(self) -> list[int]:
         """Tokens that may be delivered now; each is returned once."""
@@ -111,8 +156,8 @@ class Answer:
             self._first_delivered_s = now_s
         self._last_delivered_s = now_s
 
-    def completion(self, now_s: float) -> Completion:
-        """The closing record."""
+    def completion(self, now_s: float, failures: tuple[str, ...] = ()) -> Completion:
+        """The closing record; `failures` are those of earlier attempts."""
         self._progress.move(RequestState.FINISHED)
         placement, finish_reason = self._placement, self._finish_reason
         if placement is None or finish_reason is None or self._prefill is None:
@@ -127,10 +172,11 @@ class Answer:
             decode_worker=placement.decode,
             placement=placement.why,
             seed=self._request.sampling.seed,
+            failures=failures,
         )
 
     def _take_token(self, index: int, token_id: int, arrived_s: float) -> None:
-        self._early[index] = token_id
+        self._early[self._num_resumed_tokens + index] = token_id
         while len(self.log) in self._early:
             token_id = self._early.pop(len(self.log))
             self.log.append(token_id)
@@ -141,15 +187,15 @@ class Answer:
         num_prompt_tokens = self._request.num_prompt_tokens
         cached = transferred = local = 0
         if not self._is_moved:
-            cached = prefill.num_cached_tokens
+            cached = min(prefill.num_cached_tokens, num_prompt_tokens)
             local = num_prompt_tokens - cached
-        elif self._transfer is not None and self._reservation is not None:
-            cached = self._reservation.num_shared_tokens
+        elif self._reservation is not None and self._is_decoded_from_moved_kv:
+            cached = min(self._reservation.num_shared_tokens, num_prompt_tokens)
             transferred = num_prompt_tokens - cached
         return Usage(
             num_prompt_tokens=num_prompt_tokens,
             num_output_tokens=len(self.log),
-            num_prefill_cached_tokens=prefill.num_cached_tokens,
+            num_prefill_cached_tokens=min(prefill.num_cached_tokens, num_prompt_tokens),
             num_decode_cached_tokens=cached,
             num_transferred_tokens=transferred,
             num_local_prefill_tokens=local,
@@ -159,7 +205,8 @@ class Answer:
         first_delivered_s = now_s if self._first_delivered_s is None else self._first_delivered_s
         return Phases(
             tokenize_s=self._tokenize_s,
-            place_s=self._placed_s - self._received_s - self._tokenize_s,
+            place_s=self._first_placed_s - self._received_s - self._tokenize_s,
+            recovery_s=self._placed_s - self._first_placed_s,
             reserve_s=self._reserve_s,
             queue_s=prefill.queue_s,
             prefill_s=prefill.prefill_s,

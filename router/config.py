@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from core.config import ClusterConfig, Mode, RouterConfig
+from router.dispatch import DispatchPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,6 +14,17 @@ class FrontDoorConfig:
     mode: Mode
     router: RouterConfig
     may_convert_dtype: bool = False
+
+    @property
+    def dispatch(self) -> DispatchPolicy:
+        """How requests are placed and recovered."""
+        return DispatchPolicy(
+            mode=self.mode,
+            may_convert_dtype=self.may_convert_dtype,
+            on_failure=self.router.on_failure,
+            max_attempts=self.router.max_attempts,
+            max_wait_s=self.router.max_wait_s,
+        )
 
     @property
     def listen(self) -> str:

@@ -2,41 +2,60 @@
 
 `Dispatcher.run` places a request, has decode reserve blocks, has prefill compute and ship the KV
 cache, and hands each token to `deliver` exactly once and in order, until the answer is complete.
-Whatever happens, leaving the function gives back what the request held: the decode worker is told
-to cancel (harmless after the end), the prefill call is cancelled, the mailbox is gone.
+When a worker fails the request, `recovery` says whether another attempt is made; it goes on from
+the last emitted token. Whatever happens, leaving an attempt gives back what it held: the decode
+worker is told to cancel (harmless after the end), the prefill call is cancelled, the mailbox is
+gone.
 
 Runs in the router's event loop. Knows token ids, no text; knows workers, no sockets.
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
 
 from core.clock import Clock
 from core.completion import Completion
-from core.config import Mode
-from core.errors import DeadlineExceeded, PeerLost, TwophaseError
+from core.config import Mode, OnFailure
+from core.errors import DeadlineExceeded, PeerLost, TransferFailed, TwophaseError
 from core.request import Request
 from core.worker import RemoteReservation, RequestFailed, Reserve, Reserved
-from router.answer import Answer
+from router.answer import Answer, PrefillFailed
 from router.fleet import Fleet, Mailbox, Member
-from router.placement import Placement, Rejected, place
+from router.placement import Placement, place
+from router.recovery import Failure, Recovery
+from router.totals import KvCounters
 
 Deliver = Callable[[list[int]], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class DispatchPolicy:
+    """How requests are placed, and what is tried when a worker fails one; see RouterConfig."""
+
+    mode: Mode
+    may_convert_dtype: bool = False
+    on_failure: OnFailure = OnFailure.RESUME
+    max_attempts: int = 4
+    max_wait_s: float = 5.0
 
 
 class Dispatcher:
     """Runs requests on a fleet; use as an async context manager."""
 
     def __init__(
-        self, fleet: Fleet, mode: Mode, clock: Clock, *, may_convert_dtype: bool = False
+        self, fleet: Fleet, policy: DispatchPolicy, counters: KvCounters, clock: Clock
     ) -> None:
         self._fleet = fleet
-        self._mode = mode
-        self._may_convert_dtype = may_convert_dtype
+        self._policy = policy
+        self._counters = counters
         self._clock = clock
         self._prefills = asyncio.TaskGroup()
         self._num_prefill_calls = 0
+        self._is_falling_back = False
+        self._log = logging.getLogger("twophase.router")
 
     async def __aenter__(self) -> "Dispatcher":
         """The dispatcher, with nothing to do."""
@@ -69,50 +88,97 @@ class Dispatcher:
             tokenize_s: what its tokenization took.
             deliver: is given new token ids, in order, each exactly once; returns when they were
                 handed to the transport.
-            placement: where to serve it; None leaves the choice to `place`.
+            placement: where to serve it, in one attempt (a probe); None leaves both to the policy.
 
         Raises:
-            PeerLost: there is no worker, or one died.
+            PeerLost: there is no worker, or the last one that was tried died.
             DeadlineExceeded, Overloaded, TransferFailed, InvalidRequest: as their names say.
         """
         answer = Answer(request, received_s, tokenize_s)
+        on_failure = self._policy.on_failure if placement is None else OnFailure.FAIL
+        recovery = Recovery(on_failure, self._policy.max_attempts)
         try:
             async with asyncio.timeout(request.deadline_s - self._clock.now_s()):
-                await self._run(request, answer, deliver, placement or self._place())
+                while not answer.is_complete:
+                    pair = placement or await self._place(recovery)
+                    failure = await self._attempt(answer, deliver, pair)
+                    if failure is not None:
+                        self._note(request, failure, is_probe=placement is not None)
+                        recovery.failed(failure, pair)
         except TimeoutError as error:
             detail = f"request {request.request_id} was not done within its deadline"
             raise DeadlineExceeded(detail) from error
-        return answer.completion(self._clock.now_s())
+        return answer.completion(self._clock.now_s(), tuple(recovery.failures))
 
-    async def _run(
-        self, request: Request, answer: Answer, deliver: Deliver, placement: Placement
-    ) -> None:
-        answer.placed(placement, self._clock.now_s())
-        decode = self._fleet.decode(placement.decode)
+    async def _attempt(
+        self, answer: Answer, deliver: Deliver, placement: Placement
+    ) -> Failure | None:
+        """Serve what is missing of `answer` on these workers; None when it is complete."""
+        request = answer.attempt(placement, self._clock.now_s())
+        try:
+            decode = self._fleet.decode(placement.decode)
+        except PeerLost as error:
+            return answer.take(RequestFailed(request.request_id, error), self._clock.now_s())
         mailbox = Mailbox(self._clock)
         with decode.serving(request), decode.receiving(request.request_id, mailbox):
             decode.send(Reserve(request, prefill_locally=placement.prefill is None))
             async with self._prefilling(request, placement, mailbox) as start_prefill:
                 while not answer.is_complete:
                     for event, arrived_s in await mailbox.get():
-                        answer.take(event, arrived_s)
+                        failure = answer.take(event, arrived_s)
+                        if failure is not None:
+                            break
                         if isinstance(event, Reserved):
                             start_prefill(event.reservation)
                     token_ids = answer.take_undelivered()
                     if token_ids:
                         await deliver(token_ids)
                         answer.delivered(self._clock.now_s())
+                    if failure is not None:
+                        return failure
+        return None
 
-    def _place(self) -> Placement:
-        placement = place(
-            self._mode,
-            self._fleet.prefill_loads(),
-            self._fleet.decode_loads(),
-            may_convert_dtype=self._may_convert_dtype,
-        )
-        if isinstance(placement, Rejected):
-            raise PeerLost("cluster", placement.why)
-        return placement
+    async def _place(self, recovery: Recovery) -> Placement:
+        """Workers for the next attempt; waits a while for a decode worker when there is none."""
+        until_s = self._clock.now_s() + self._policy.max_wait_s
+        while True:
+            changed = self._fleet.changed
+            placement = place(
+                self._policy.mode,
+                recovery.prefill(self._fleet.prefill_loads()),
+                recovery.decode(self._fleet.decode_loads()),
+                may_convert_dtype=self._policy.may_convert_dtype,
+                may_recompute=recovery.may_recompute,
+            )
+            if isinstance(placement, Placement):
+                self._note_fallback(is_on=placement.prefill is None)
+                return placement
+            if self._fleet.decode_loads() and recovery.last_error is not None:
+                raise recovery.last_error  # all that are there were tried
+            lost = PeerLost("cluster", placement.why)
+            if self._fleet.decode_loads() or not recovery.may_recompute:
+                raise lost
+            try:
+                async with asyncio.timeout(until_s - self._clock.now_s()):
+                    await changed.wait()
+            except TimeoutError:
+                raise lost from recovery.last_error
+
+    def _note(self, request: Request, failure: Failure, *, is_probe: bool) -> None:
+        """Count a failed handoff, and have the next probe tell whether any can succeed."""
+        if is_probe:
+            return  # its own failure must not call for the next probe at once
+        self._log.warning("request %s: an attempt failed: %s", request.request_id, failure.error)
+        if isinstance(failure.error, TransferFailed):
+            self._counters.handoff_failed()
+            self._fleet.announce()
+
+    def _note_fallback(self, *, is_on: bool) -> None:
+        """Say once when decode workers begin to read prompts, and once when they need not."""
+        if self._policy.mode is not Mode.DISAGGREGATED or is_on == self._is_falling_back:
+            return
+        self._is_falling_back = is_on
+        self._log.warning("decode workers %s", "read prompts" if is_on else "read no prompts now")
 
     @asynccontextmanager
     async def _prefilling(
@@ -151,6 +217,6 @@ class Dispatcher:
         except TwophaseError as error:
             if worker is not None and isinstance(error, PeerLost):
                 worker.is_suspect = error.peer == worker.peer.address
-            mailbox.put(RequestFailed(request.request_id, error))
+            mailbox.put(PrefillFailed(error))
         finally:
             self._num_prefill_calls -= 1

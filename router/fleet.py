@@ -223,7 +223,12 @@ class Fleet:
     def prefill_loads(self) -> list[PrefillLoad]:
         """Facts for placement about the prefill pool."""
         return [
-            PrefillLoad(member.info.name, member.info.layout, member.num_prompt_tokens)
+            PrefillLoad(
+                member.info.name,
+                member.info.incarnation,
+                member.info.layout,
+                member.num_prompt_tokens,
+            )
             for member in self.members(Role.PREFILL)
             if not member.is_suspect
         ]
@@ -233,6 +238,7 @@ class Fleet:
         return [
             DecodeLoad(
                 member.info.name,
+                member.info.incarnation,
                 member.info.layout,
                 member.num_requests,
                 member.info.max_num_sequences,

@@ -2,7 +2,8 @@
 
 Pure: facts about the workers in, a decision out. Least loaded first: the prefill worker with the
 fewest prompt tokens outstanding, the decode worker with the fewest sequences, names break ties.
-A prefill worker is paired only with decode workers whose KV blocks its own can become.
+A prefill worker is paired only with decode workers whose KV blocks its own can become. Where no
+prefill worker can serve, a decode worker reads the prompt itself if the caller may recompute.
 """
 
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ class PrefillLoad:
     """A prefill worker that can be used, and what this router has given it."""
 
     name: WorkerName
+    incarnation: str
     layout: KVLayout
     num_prompt_tokens: int
 
@@ -27,6 +29,7 @@ class DecodeLoad:
     """A decode worker that can be used, and what this router has given it."""
 
     name: WorkerName
+    incarnation: str
     layout: KVLayout
     num_sequences: int
     max_num_sequences: int
@@ -39,6 +42,8 @@ class Placement:
     prefill: WorkerName | None
     decode: WorkerName
     why: str
+    prefill_incarnation: str = ""
+    decode_incarnation: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,15 +59,18 @@ def place(
     decode: Sequence[DecodeLoad],
     *,
     may_convert_dtype: bool = False,
+    may_recompute: bool = False,
 ) -> Placement | Rejected:
     """The least loaded workers of each phase that fit together."""
     if not decode:
-        return Rejected("no decode worker is connected")
+        return Rejected("no decode worker can be used")
     if mode is not Mode.DISAGGREGATED:
-        chosen = _least_loaded(decode)
-        return Placement(None, chosen.name, f"{_load(chosen)}; mode {mode} reads prompts there")
+        return _at_decode(decode, f"mode {mode} reads prompts there")
     if not prefill:
-        return Rejected("no prefill worker is connected")
+        why = "no prefill worker can be used"
+        return (
+            _at_decode(decode, f"{why}, so it reads the prompt") if may_recompute else Rejected(why)
+        )
 
     def obstacles(reader: PrefillLoad, worker: DecodeLoad) -> str:
         return reader.layout.obstacles(worker.layout, may_convert_dtype=may_convert_dtype)
@@ -80,7 +88,15 @@ def place(
         first.name,
         chosen.name,
         f"{first.name} has {first.num_prompt_tokens} prompt tokens to read; {_load(chosen)}",
+        first.incarnation,
+        chosen.incarnation,
     )
+
+
+def _at_decode(decode: Sequence[DecodeLoad], why: str) -> Placement:
+    chosen = _least_loaded(decode)
+    why = f"{_load(chosen)}; {why}"
+    return Placement(None, chosen.name, why, decode_incarnation=chosen.incarnation)
 
 
 def _least_loaded(workers: Sequence[DecodeLoad]) -> DecodeLoad:

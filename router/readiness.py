@@ -58,10 +58,6 @@ class Readiness:
             else:
                 await self._wait_for_change(changed)
 
-    def doubt(self) -> None:
-        """A handoff failed: have the next probe tell whether any can succeed."""
-        self._fleet.announce()
-
     async def _wait_for_change(self, changed: asyncio.Event) -> None:
         try:
             async with asyncio.timeout(RETRY_S):

@@ -1,6 +1,6 @@
-"""From a GenerateRequest's fields to a validated Request: every refusal names field, value, limit.
+"""From a request's fields to a validated Request: every refusal names field, value, limit.
 
-Pure but for the tokenizer. Knows no message types: `service` unpacks them.
+Pure but for the tokenizer. Knows no message types: `service` and `http` unpack them.
 """
 
 import secrets
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from core.completion import ChatMessage
 from core.errors import InvalidRequest
 from core.request import (
+    ATTEMPT_MARK,
     DEFAULT_MAX_TOKENS,
     MAX_REQUEST_ID_LENGTH,
     MAX_SEED,
@@ -38,6 +39,16 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
+class Defaults:
+    """What sampling fields mean that the client left unset."""
+
+    max_tokens: int = DEFAULT_MAX_TOKENS
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class Limits:
     """What the cluster can serve."""
 
@@ -56,6 +67,8 @@ def request_id_of(text: str) -> RequestId:
         raise InvalidRequest("request_id", repr(text), "must be printable")
     if text.startswith(PROBE_ID):
         raise InvalidRequest("request_id", text, f"must not begin with {PROBE_ID}")
+    if ATTEMPT_MARK in text:
+        raise InvalidRequest("request_id", text, f"must not contain {ATTEMPT_MARK}")
     return RequestId(text or uuid.uuid4().hex)
 
 
@@ -90,7 +103,12 @@ def token_ids_of(prompt: Prompt, tokenizer: Tokenizer, limits: Limits) -> tuple[
 
 
 def sampling_of(
-    asked: Asked, num_prompt_tokens: int, eos_token_ids: tuple[int, ...], limits: Limits
+    asked: Asked,
+    num_prompt_tokens: int,
+    eos_token_ids: tuple[int, ...],
+    limits: Limits,
+    *,
+    defaults: Defaults = Defaults(),
 ) -> SamplingParams:
     """Sampling parameters with every default filled in.
 
@@ -98,7 +116,7 @@ def sampling_of(
         InvalidRequest: a value is out of its range, or prompt and answer exceed the context.
     """
     room = limits.max_context_tokens - num_prompt_tokens
-    max_tokens = min(DEFAULT_MAX_TOKENS, room) if asked.max_tokens is None else asked.max_tokens
+    max_tokens = min(defaults.max_tokens, room) if asked.max_tokens is None else asked.max_tokens
     if max_tokens > room:
         raise InvalidRequest(
             "max_tokens",
@@ -116,9 +134,9 @@ def sampling_of(
     stops = asked.stop_token_ids if asked.ignore_eos else (*eos_token_ids, *asked.stop_token_ids)
     return SamplingParams(
         max_tokens=max_tokens,
-        temperature=0.0 if asked.temperature is None else asked.temperature,
-        top_k=asked.top_k or 0,
-        top_p=1.0 if asked.top_p is None else asked.top_p,
+        temperature=defaults.temperature if asked.temperature is None else asked.temperature,
+        top_k=defaults.top_k if asked.top_k is None else asked.top_k,
+        top_p=defaults.top_p if asked.top_p is None else asked.top_p,
         seed=secrets.randbelow(MAX_SEED) if asked.seed is None else asked.seed,
         stop_token_ids=tuple(dict.fromkeys(stops)),
     )

@@ -4,6 +4,7 @@ Stopping: not ready first, then no new requests, then running ones end within th
 """
 
 import asyncio
+import logging
 from collections.abc import Callable
 
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -15,8 +16,12 @@ from router.admission import Admission
 from router.config import FrontDoorConfig
 from router.dispatch import Dispatcher
 from router.fleet import Fleet
+from router.generation import FrontDoor, Generation
+from router.http.app import HttpApp
+from router.http.defaults import checkpoint_defaults
+from router.http.server import HttpServer
 from router.readiness import Readiness
-from router.service import AdminService, FrontDoor, InferenceService
+from router.service import AdminService, InferenceService
 from router.tokenizer import Tokenizer
 from router.totals import KvCounters
 from twophase.server import running_server
@@ -38,13 +43,14 @@ async def serve(
         ModelError, ConfigError: the router cannot start.
     """
     clock = MonotonicClock()
-    tokenizer = await asyncio.to_thread(Tokenizer.load, find_model(config.model))
+    directory = find_model(config.model)
+    tokenizer = await asyncio.to_thread(Tokenizer.load, directory)
+    http_defaults = checkpoint_defaults(directory)
     admission = Admission(config.router.max_active_requests)
+    counters = KvCounters()
     async with (
         Fleet(clock, worker_timeout_s=config.router.worker_timeout_s) as fleet,
-        Dispatcher(
-            fleet, config.mode, clock, may_convert_dtype=config.may_convert_dtype
-        ) as dispatcher,
+        Dispatcher(fleet, config.dispatch, counters, clock) as dispatcher,
         running_server(config.listen, stop_grace_s=config.router.drain_s) as server,
     ):
         health_service = health.aio.HealthServicer()
@@ -62,28 +68,34 @@ async def serve(
             announce=announce,
             clock=clock,
         )
-        door = FrontDoor(admission, readiness, KvCounters())
-        inference = InferenceService(
-            fleet,
-            dispatcher,
-            tokenizer,
-            door,
-            config=config,
-            clock=clock,
+        door = FrontDoor(admission, readiness, counters)
+        generation = Generation(fleet, dispatcher, tokenizer, door, config=config, clock=clock)
+        inference = InferenceService(generation, config=config, clock=clock)
+        http_app = HttpApp(generation, readiness, config.model, http_defaults, clock)
+        http = HttpServer(
+            http_app.asgi(),
+            host=config.router.host,
+            port=config.router.http_port,
+            grace_s=config.router.drain_s,
         )
-        admin = AdminService(fleet, dispatcher, door, config=config)
-        inference_pb2_grpc.add_InferenceServicer_to_server(inference, server.grpc)
-        admin_pb2_grpc.add_AdminServicer_to_server(admin, server.grpc)
-        health_pb2_grpc.add_HealthServicer_to_server(health_service, server.grpc)
-        names = (INFERENCE, ADMIN, health.SERVICE_NAME, reflection.SERVICE_NAME)
-        reflection.enable_server_reflection(names, server.grpc)
-        address = await server.start()
-        for worker in config.router.workers:
-            fleet.add(worker)
-        async with asyncio.TaskGroup() as tasks:
-            probing = tasks.create_task(readiness.run())
-            on_listening(address)
-            await stop.wait()
-            await health_service.enter_graceful_shutdown()
-            await server.stop()
-            probing.cancel()
+        with http.bound() as http_address:
+            admin = AdminService(fleet, dispatcher, door, config=config, http_address=http_address)
+            inference_pb2_grpc.add_InferenceServicer_to_server(inference, server.grpc)
+            admin_pb2_grpc.add_AdminServicer_to_server(admin, server.grpc)
+            health_pb2_grpc.add_HealthServicer_to_server(health_service, server.grpc)
+            names = (INFERENCE, ADMIN, health.SERVICE_NAME, reflection.SERVICE_NAME)
+            reflection.enable_server_reflection(names, server.grpc)
+            address = await server.start()
+            if http_address:
+                logging.getLogger("twophase.router").info("HTTP at http://%s", http_address)
+            for worker in config.router.workers:
+                fleet.add(worker)
+            async with asyncio.TaskGroup() as tasks:
+                probing = tasks.create_task(readiness.run())
+                tasks.create_task(http.serve())
+                on_listening(address)
+                await stop.wait()
+                await health_service.enter_graceful_shutdown()
+                http.stop()
+                await server.stop()
+                probing.cancel()

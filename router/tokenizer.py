@@ -70,7 +70,7 @@ class Tokenizer:
             raise ModelError(f"{path} cannot be read: {error}") from error
         backend.no_truncation()
         backend.no_padding()
-        config = _read_json(directory / "tokenizer_config.json")
+        config = read_json(directory / "tokenizer_config.json")
         return cls(
             backend,
             template=_load_template(directory, config),
@@ -183,7 +183,7 @@ def _load_eos_token_ids(
     """
     found: set[int] = set()
     for name in ("generation_config.json", "config.json"):
-        value = _read_json(directory / name).get("eos_token_id")
+        value = read_json(directory / name).get("eos_token_id")
         found.update([] if value is None else [value] if isinstance(value, int) else value)
     if config.get("eos_token"):
         token_id = backend.token_to_id(_token_text(config["eos_token"]))
@@ -195,7 +195,7 @@ def _token_text(token: str | Mapping[str, str]) -> str:
     return token if isinstance(token, str) else token["content"]
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
     """Content of an optional JSON file of the checkpoint; its values are the checkpoint's own."""
     if not path.is_file():
         return {}

@@ -1,7 +1,8 @@
 """Prints the size of each package and fails when a file or a package grows past its limit.
 
 Files are measured in lines as they stand; packages and the product in lines of code, that is,
-lines that hold a token other than a comment or a docstring.
+lines that hold a token other than a comment or a docstring. A package inside a package is counted
+by itself. The product has no limit of its own: its sum is printed to be looked at.
 """
 
 import io
@@ -16,7 +17,6 @@ PACKAGES = (
 )  # fmt: skip
 MAX_FILE_LINES = 350
 MAX_PACKAGE_CODE_LINES = 2000
-MAX_CODE_LINES = 12_000
 
 _LAYOUT = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,
@@ -40,25 +40,29 @@ def num_code_lines(path: Path) -> int:
     return len(lines)
 
 
+def _packages() -> list[str]:
+    """PACKAGES and the packages in them; generated modules are left out."""
+    found = {path.parent for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
+    return sorted(str(path.relative_to(ROOT)) for path in found if path.name != "v1")
+
+
 def main() -> int:
     """Print the table; 1 if a limit is broken."""
     problems, total = [], 0
-    for package in PACKAGES:
-        files = [p for p in (ROOT / package).rglob("*.py") if "v1" not in p.parts]
+    for package in _packages():
+        files = list((ROOT / package).glob("*.py"))
         code = sum(num_code_lines(path) for path in files)
         longest = max(files, key=num_lines)
         total += code
         sys.stdout.write(
-            f"{package:16}{code:6} lines of code in {len(files):3} files, "
+            f"{package:20}{code:6} lines of code in {len(files):3} files, "
             f"longest {longest.name} with {num_lines(longest)} lines\n"
         )
         problems += [f"{p}: {num_lines(p)} lines" for p in files if num_lines(p) > MAX_FILE_LINES]
         if code > MAX_PACKAGE_CODE_LINES:
             problems.append(f"{package}: {code} lines of code")
     tests = sum(num_code_lines(path) for path in (ROOT / "tests").rglob("*.py"))
-    sys.stdout.write(f"{'product':16}{total:6} lines of code; tests {tests}\n")
-    if total > MAX_CODE_LINES:
-        problems.append(f"product: {total} lines of code")
+    sys.stdout.write(f"{'product':20}{total:6} lines of code; tests {tests}\n")
     for problem in problems:
         sys.stderr.write(f"too long: {problem}\n")
     return 1 if problems else 0

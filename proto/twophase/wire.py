@@ -69,6 +69,7 @@ def completion_to_wire(completion: Completion) -> pb.Completion:
         decode_worker=completion.decode_worker,
         placement=completion.placement,
         seed=completion.seed,
+        failures=completion.failures,
     )
 
 
@@ -100,6 +101,7 @@ def completion_from_wire(message: pb.Completion) -> Completion:
         decode_worker=WorkerName(message.decode_worker),
         placement=message.placement,
         seed=message.seed,
+        failures=tuple(message.failures),
     )
 
 
@@ -107,6 +109,7 @@ def _phases_to_wire(phases: Phases) -> pb.Phases:
     return pb.Phases(
         tokenize_s=phases.tokenize_s,
         place_s=phases.place_s,
+        recovery_s=phases.recovery_s,
         reserve_s=phases.reserve_s,
         queue_s=phases.queue_s,
         prefill_s=phases.prefill_s,
@@ -124,6 +127,7 @@ def _phases_from_wire(message: pb.Phases) -> Phases:
     return Phases(
         tokenize_s=message.tokenize_s,
         place_s=message.place_s,
+        recovery_s=message.recovery_s,
         reserve_s=message.reserve_s,
         queue_s=message.queue_s,
         prefill_s=message.prefill_s,

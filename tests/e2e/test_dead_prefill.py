@@ -20,7 +20,12 @@ from twophase.client import AsyncClient, Client, Sampling
 NUM_ROUNDS = 10
 NUM_STREAMS = 20
 NUM_PROMPT_TOKENS = 500
-SETUP = ("prefill.kv_cache=8MiB", "decode.kv_cache=24MiB", "prefill.max_batch_tokens=128")
+SETUP = (
+    "prefill.kv_cache=8MiB",
+    "decode.kv_cache=24MiB",
+    "prefill.max_batch_tokens=128",
+    "router.on_failure=fail",
+)
 
 
 @contextmanager

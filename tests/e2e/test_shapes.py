@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from bench.parity import wait_until_ready
+from core.completion import Completion
 from core.config import load_config
 from core.errors import PeerLost
 from core.layout import Dtype
@@ -53,7 +54,8 @@ def run_cluster(tiny_model_directory: Path, tmp_path: Path) -> RunCluster:
     @contextlib.contextmanager
     def run(*overrides: str) -> Iterator[LocalCluster]:
         model = f"model={tiny_model_directory}"
-        config = load_config(None, [model, "router.port=0", *SMALL, *overrides])
+        ports = ("router.port=0", "router.http_port=null")
+        config = load_config(None, [model, *ports, *SMALL, *overrides])
         with local_cluster(config, tell=lambda line: None, log_directory=tmp_path) as cluster:
             asyncio.run(_ready(cluster.address))
             yield cluster
@@ -163,18 +165,24 @@ def test_a_handoff_between_formats_ships_bytes_of_the_target(
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 def test_a_worker_whose_rank_dies_ends_and_says_why(run_cluster: RunCluster, role: str) -> None:
-    async def ask(address: str) -> None:
+    async def ask(address: str) -> Completion | None:
         async with AsyncClient(address) as client:
-            async for _ in client.generate((1, 2, 3), Sampling(max_tokens=4)):
-                pass
+            chunks = client.generate((1, 2, 3), Sampling(max_tokens=4, ignore_eos=True))
+            return [chunk async for chunk in chunks][-1].completion
 
-    with run_cluster(f"{role}.tensor_parallel=2") as cluster:
+    with run_cluster(f"{role}.tensor_parallel=2", "router.max_wait_s=0.1") as cluster:
         worker = cluster.children[f"{role}-0"]
         listing = subprocess.run(
             ["ps", "-o", "pid=", "--ppid", str(worker.process.pid)], capture_output=True, text=True
         )
         os.kill(int(listing.stdout), signal.SIGKILL)
-        with pytest.raises(PeerLost):
-            asyncio.run(asyncio.wait_for(ask(cluster.address), LATE_S))
+        asking = asyncio.wait_for(ask(cluster.address), LATE_S)
+        if role == "decode":
+            with pytest.raises(PeerLost, match="no decode worker"):
+                asyncio.run(asking)
+        else:
+            completion = asyncio.run(asking)
+            assert completion is not None
+            assert completion.usage.num_local_prefill_tokens == 3
         assert worker.process.wait(LATE_S) == EXIT_REFUSED
         assert "a rank of this worker was lost: its connection ended" in worker.log.read_text()

@@ -81,7 +81,7 @@ class GenerateResponse(_message.Message):
     def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., completion: _Optional[_Union[Completion, _Mapping]] = ...) -> None: ...
 
 class Completion(_message.Message):
-    __slots__ = ("request_id", "finish_reason", "usage", "phases", "transfer", "prefill_worker", "decode_worker", "placement", "seed")
+    __slots__ = ("request_id", "finish_reason", "usage", "phases", "transfer", "prefill_worker", "decode_worker", "placement", "seed", "failures")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     USAGE_FIELD_NUMBER: _ClassVar[int]
@@ -91,6 +91,7 @@ class Completion(_message.Message):
     DECODE_WORKER_FIELD_NUMBER: _ClassVar[int]
     PLACEMENT_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
+    FAILURES_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     finish_reason: FinishReason
     usage: Usage
@@ -100,7 +101,8 @@ class Completion(_message.Message):
     decode_worker: str
     placement: str
     seed: int
-    def __init__(self, request_id: _Optional[str] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., phases: _Optional[_Union[Phases, _Mapping]] = ..., transfer: _Optional[_Union[Transfer, _Mapping]] = ..., prefill_worker: _Optional[str] = ..., decode_worker: _Optional[str] = ..., placement: _Optional[str] = ..., seed: _Optional[int] = ...) -> None: ...
+    failures: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, request_id: _Optional[str] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., phases: _Optional[_Union[Phases, _Mapping]] = ..., transfer: _Optional[_Union[Transfer, _Mapping]] = ..., prefill_worker: _Optional[str] = ..., decode_worker: _Optional[str] = ..., placement: _Optional[str] = ..., seed: _Optional[int] = ..., failures: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Usage(_message.Message):
     __slots__ = ("num_prompt_tokens", "num_output_tokens", "num_prefill_cached_tokens", "num_decode_cached_tokens", "num_transferred_tokens", "num_local_prefill_tokens")
@@ -119,7 +121,7 @@ class Usage(_message.Message):
     def __init__(self, num_prompt_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., num_prefill_cached_tokens: _Optional[int] = ..., num_decode_cached_tokens: _Optional[int] = ..., num_transferred_tokens: _Optional[int] = ..., num_local_prefill_tokens: _Optional[int] = ...) -> None: ...
 
 class Phases(_message.Message):
-    __slots__ = ("tokenize_s", "place_s", "reserve_s", "queue_s", "prefill_s", "exposed_transfer_s", "slot_wait_s", "decode_s", "delivery_s", "unaccounted_s", "total_s", "time_to_first_token_s")
+    __slots__ = ("tokenize_s", "place_s", "reserve_s", "queue_s", "prefill_s", "exposed_transfer_s", "slot_wait_s", "decode_s", "delivery_s", "unaccounted_s", "total_s", "time_to_first_token_s", "recovery_s")
     TOKENIZE_S_FIELD_NUMBER: _ClassVar[int]
     PLACE_S_FIELD_NUMBER: _ClassVar[int]
     RESERVE_S_FIELD_NUMBER: _ClassVar[int]
@@ -132,6 +134,7 @@ class Phases(_message.Message):
     UNACCOUNTED_S_FIELD_NUMBER: _ClassVar[int]
     TOTAL_S_FIELD_NUMBER: _ClassVar[int]
     TIME_TO_FIRST_TOKEN_S_FIELD_NUMBER: _ClassVar[int]
+    RECOVERY_S_FIELD_NUMBER: _ClassVar[int]
     tokenize_s: float
     place_s: float
     reserve_s: float
@@ -144,7 +147,8 @@ class Phases(_message.Message):
     unaccounted_s: float
     total_s: float
     time_to_first_token_s: float
-    def __init__(self, tokenize_s: _Optional[float] = ..., place_s: _Optional[float] = ..., reserve_s: _Optional[float] = ..., queue_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., exposed_transfer_s: _Optional[float] = ..., slot_wait_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., delivery_s: _Optional[float] = ..., unaccounted_s: _Optional[float] = ..., total_s: _Optional[float] = ..., time_to_first_token_s: _Optional[float] = ...) -> None: ...
+    recovery_s: float
+    def __init__(self, tokenize_s: _Optional[float] = ..., place_s: _Optional[float] = ..., reserve_s: _Optional[float] = ..., queue_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., exposed_transfer_s: _Optional[float] = ..., slot_wait_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., delivery_s: _Optional[float] = ..., unaccounted_s: _Optional[float] = ..., total_s: _Optional[float] = ..., time_to_first_token_s: _Optional[float] = ..., recovery_s: _Optional[float] = ...) -> None: ...
 
 class Transfer(_message.Message):
     __slots__ = ("backend", "num_bytes", "num_pieces", "push_s", "exposed_s")

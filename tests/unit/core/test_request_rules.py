@@ -27,6 +27,7 @@ ARROWS = {
     (State.TRANSFERRING, State.FINISHED),
     (State.DECODING, State.FINISHED),
     *((state, State.FAILED) for state in State if state not in (State.FINISHED, State.FAILED)),
+    (State.FAILED, State.RESERVING),
 }
 
 
@@ -114,10 +115,11 @@ class TestTheAutomaton:
             assert progress.state is source
             assert progress.history == [source]
 
-    def test_the_ends_are_final_and_every_other_state_can_fail(self):
-        finals = {state for state in State if not TRANSITIONS[state]}
-        assert finals == {State.FINISHED, State.FAILED}
-        assert all(State.FAILED in TRANSITIONS[state] for state in set(State) - finals)
+    def test_success_is_final_failure_may_be_tried_again_and_every_other_state_can_fail(self):
+        assert TRANSITIONS[State.FINISHED] == frozenset()
+        assert TRANSITIONS[State.FAILED] == {State.RESERVING}
+        others = set(State) - {State.FINISHED, State.FAILED}
+        assert all(State.FAILED in TRANSITIONS[state] for state in others)
 
     def test_a_request_starts_as_received(self):
         assert Progress().history == [State.RECEIVED]

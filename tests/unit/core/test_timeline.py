@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 
 from core.timeline import Phases
 
-NAMES = ("tokenize place reserve queue prefill exposed_transfer slot_wait decode delivery").split()
+NAMES = (
+    "tokenize place recovery reserve queue prefill exposed_transfer slot_wait decode delivery"
+).split()
 seconds = st.floats(0, 1e4)
 
 

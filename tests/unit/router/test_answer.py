@@ -9,6 +9,7 @@ from core.request import FinishReason, RequestState, Usage
 from core.worker import RequestFailed
 from router.answer import Answer
 from router.placement import Placement
+from router.recovery import Failure
 from tests.unit.router.doubles import (
     DONE,
     FIRST,
@@ -25,7 +26,7 @@ LOCAL = Placement(None, "decode-0", "because")
 
 def placed(placement=MOVED, **sampling):
     answer = Answer(make_request(**sampling), received_s=10.0, tokenize_s=0.25)
-    answer.placed(placement, 10.5)
+    answer.attempt(placement, 10.5)
     return answer
 
 
@@ -128,12 +129,10 @@ class TestTheEnd:
         assert deliver(answer) == [100, 101]
         assert answer.completion(21.0).finish_reason is FinishReason.STOP
 
-    def test_a_failure_is_raised_as_the_worker_told_it(self):
+    def test_a_failure_is_returned_as_the_worker_told_it(self):
         answer = receiving()
         error = PeerLost("decode-0", "killed")
-        with pytest.raises(PeerLost) as caught:
-            answer.take(RequestFailed("r", error), 12.0)
-        assert caught.value is error
+        assert answer.take(RequestFailed("r", error), 12.0) == Failure(error, is_from_prefill=False)
         assert answer.state is RequestState.FAILED
 
     def test_an_incomplete_answer_has_no_completion(self):
@@ -147,7 +146,7 @@ class TestStates:
     def test_a_request_goes_through_its_states(self):
         answer = Answer(make_request(max_tokens=1), 10.0, 0.0)
         seen = [answer.state]
-        answer.placed(MOVED, 10.5)
+        answer.attempt(MOVED, 10.5)
         seen.append(answer.state)
         answer.take(reserved(), 11.0)
         seen.append(answer.state)
@@ -185,6 +184,7 @@ def test_the_closing_record_tells_what_each_side_measured():
     assert dict(phases.items()) == {
         "tokenize": 0.25,
         "place": 0.25,
+        "recovery": 0.0,
         "reserve": 0.5,
         "queue": 0.5,
         "prefill": 1.5,
@@ -199,7 +199,7 @@ def test_the_closing_record_tells_what_each_side_measured():
 
 def test_a_first_token_delivered_at_time_zero_counts():
     answer = Answer(make_request(max_tokens=1), received_s=-1.0, tokenize_s=0.0)
-    answer.placed(MOVED, -1.0)
+    answer.attempt(MOVED, -1.0)
     answer.take(reserved(), -0.5)
     answer.take(FIRST, -0.5)
     deliver(answer, 0.0)

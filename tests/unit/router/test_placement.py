@@ -16,11 +16,11 @@ layouts = st.sampled_from([LAYOUT, OTHER])
 
 
 def prefill(name, num_prompt_tokens=0, layout=LAYOUT):
-    return PrefillLoad(name, layout, num_prompt_tokens)
+    return PrefillLoad(name, "1", layout, num_prompt_tokens)
 
 
 def decode(name, num_sequences=0, layout=LAYOUT):
-    return DecodeLoad(name, layout, num_sequences, 4)
+    return DecodeLoad(name, "1", layout, num_sequences, 4)
 
 
 def test_the_least_loaded_of_each_pool_serve_and_the_words_say_so():
@@ -51,9 +51,9 @@ def test_the_other_modes_read_prompts_where_they_decode(mode):
 @pytest.mark.parametrize(
     ("prefills", "decodes", "why"),
     [
-        ([], [], "no decode worker is connected"),
-        ([prefill("p")], [], "no decode worker is connected"),
-        ([], [decode("d")], "no prefill worker is connected"),
+        ([], [], "no decode worker can be used"),
+        ([prefill("p")], [], "no decode worker can be used"),
+        ([], [decode("d")], "no prefill worker can be used"),
         (
             [prefill("p", layout=OTHER)],
             [decode("d")],

@@ -8,8 +8,9 @@ from core.config import Mode
 from core.errors import PeerLost
 from core.worker import CancelRequest, RequestFailed, Reserve, Role
 from router import readiness as readiness_module
-from router.dispatch import Dispatcher
+from router.dispatch import Dispatcher, DispatchPolicy
 from router.readiness import Readiness
+from router.totals import KvCounters
 from tests.unit.router.doubles import DONE, PREFILL_REPORT, reserved, token, until
 
 
@@ -36,7 +37,7 @@ async def probing(fleet, clock, monkeypatch):
     async def announce(is_ready):
         announced.append(is_ready)
 
-    async with Dispatcher(fleet, Mode.CHUNKED, clock) as dispatcher:
+    async with Dispatcher(fleet, DispatchPolicy(Mode.CHUNKED), KvCounters(), clock) as dispatcher:
         readiness = Readiness(
             fleet, dispatcher, (1, 2), mode=Mode.CHUNKED, announce=announce, clock=clock
         )

@@ -74,6 +74,7 @@ phases = fields(
     Phases,
     tokenize_s=seconds,
     place_s=seconds,
+    recovery_s=seconds,
     reserve_s=seconds,
     queue_s=seconds,
     prefill_s=seconds,
@@ -118,6 +119,7 @@ completions = fields(
     decode_worker=names,
     placement=texts,
     seed=wides,
+    failures=st.lists(texts, max_size=3).map(tuple),
 )
 chunks = fields(Chunk, text=texts, token_ids=ids, completion=st.none() | completions)
 conversations = st.lists(fields(ChatMessage, role=texts, content=texts), max_size=4)
@@ -133,7 +135,7 @@ infos = fields(
     max_context_tokens=counts,
     vocab_size=counts,
     max_num_sequences=counts,
-    attention=texts,
+    kernels=texts,
 )
 statuses = fields(
     WorkerStatus,
@@ -154,6 +156,7 @@ statuses = fields(
     num_steps=wides,
     num_transfer_bytes=wides,
     num_waiting_prompt_tokens=wides,
+    kernels=texts,
     links=st.lists(
         fields(
             LinkStatus,
@@ -176,6 +179,7 @@ reservations = fields(
     block_ids=ids,
     num_shared_blocks=counts,
     num_shared_tokens=counts,
+    prompt_digest=wides,
 )
 prefill_events = fields(FirstToken, token_id=counts, report=prefill_reports) | transfer_reports
 commands = fields(Reserve, request=requests, prefill_locally=st.booleans()) | fields(

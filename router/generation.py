@@ -1,0 +1,183 @@
+"""One request's way through the front door, whatever protocol it came by.
+
+1 its place inside (`admission`)        4 workers and tokens (`dispatch`)
+2 the cluster's limits and the model    5 text for each token (`detokenizer`)
+3 prompt to token ids, in a thread      6 counted and logged
+
+`service` (gRPC) and `http` unpack their messages into an `Incoming` and write what `deliver` is
+given; they know no worker, and this module knows no message. When the caller goes away its task
+is cancelled, and whatever the request held is given back on the way out.
+
+Runs in the router's event loop.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from core.clock import Clock
+from core.completion import Chunk, Completion
+from core.errors import PeerLost, TwophaseError
+from core.request import Request, RequestId
+from core.worker import Role
+from router.admission import Admission
+from router.config import FrontDoorConfig
+from router.detokenizer import Detokenizer
+from router.dispatch import Dispatcher
+from router.fleet import Fleet
+from router.readiness import Readiness
+from router.request import (
+    Asked,
+    Defaults,
+    Limits,
+    Prompt,
+    check_model,
+    sampling_of,
+    token_ids_of,
+)
+from router.tokenizer import Tokenizer
+from router.totals import KvCounters
+
+
+@dataclass(frozen=True, slots=True)
+class FrontDoor:
+    """What all services share: who is inside, is the cluster ready, where KV caches came from."""
+
+    admission: Admission
+    readiness: Readiness
+    counters: KvCounters
+
+
+@dataclass(frozen=True, slots=True)
+class Incoming:
+    """A request as it came, unpacked and not yet checked.
+
+    received_s is the router's clock; time_limit_s counts from there, None takes the router's
+    default. model is empty for the one that is served.
+    """
+
+    request_id: RequestId
+    model: str
+    prompt: Prompt
+    asked: Asked
+    received_s: float
+    time_limit_s: float | None = None
+    defaults: Defaults = Defaults()
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """Chunks that are due at the same time: one for each new token, or the closing one alone."""
+
+    request: Request
+    chunks: tuple[Chunk, ...]
+
+
+Deliver = Callable[[Delivery], Awaitable[None]]
+
+
+class Generation:
+    """Runs requests; stateless but for the counters it shares."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        dispatcher: Dispatcher,
+        tokenizer: Tokenizer,
+        door: FrontDoor,
+        *,
+        config: FrontDoorConfig,
+        clock: Clock,
+    ) -> None:
+        self._fleet = fleet
+        self._dispatcher = dispatcher
+        self._tokenizer = tokenizer
+        self._admission, self._counters = door.admission, door.counters
+        self._config = config
+        self._clock = clock
+        self._log = logging.getLogger("twophase.router")
+
+    async def run(self, incoming: Incoming, deliver: Deliver) -> Completion:
+        """Serve `incoming`; returns how it ended, which the last delivery has told as well.
+
+        Args:
+            incoming: any content; what cannot be served is refused.
+            deliver: is awaited with each delivery in order; returns when it was handed to the
+                transport.
+
+        Raises:
+            InvalidRequest, Overloaded, DeadlineExceeded, PeerLost, TransferFailed: as their
+                names say; logged here.
+        """
+        try:
+            with self._admission.admitted(incoming.request_id):
+                request = await self._checked(incoming)
+                completion = await self._answer(request, incoming.received_s, deliver)
+        except TwophaseError as error:
+            self._log.info("request %s: %s", incoming.request_id, error)
+            raise
+        self._counters.finished(completion)
+        self._log_completion(completion)
+        return completion
+
+    def limits(self) -> Limits:
+        """What the connected workers can serve: the smallest limit of any that may be chosen.
+
+        Raises:
+            PeerLost: no decode worker is connected.
+        """
+        if not self._fleet.members(Role.DECODE):
+            raise PeerLost("cluster", "no decode worker is connected")
+        members = self._fleet.members(Role.DECODE) + self._fleet.members(Role.PREFILL)
+        return Limits(
+            model=self._config.model,
+            vocab_size=min(member.info.vocab_size for member in members),
+            max_context_tokens=min(member.info.max_context_tokens for member in members),
+        )
+
+    async def _checked(self, incoming: Incoming) -> Request:
+        limits = self.limits()
+        check_model(incoming.model, limits)
+        token_ids = await asyncio.to_thread(token_ids_of, incoming.prompt, self._tokenizer, limits)
+        sampling = sampling_of(
+            incoming.asked,
+            len(token_ids),
+            self._tokenizer.eos_token_ids,
+            limits,
+            defaults=incoming.defaults,
+        )
+        most_s = self._config.router.default_deadline_s
+        limit_s = most_s if incoming.time_limit_s is None else min(incoming.time_limit_s, most_s)
+        return Request(incoming.request_id, token_ids, sampling, incoming.received_s + limit_s)
+
+    async def _answer(self, request: Request, received_s: float, deliver: Deliver) -> Completion:
+        detokenizer = Detokenizer(self._tokenizer)
+
+        async def deliver_tokens(token_ids: list[int]) -> None:
+            chunks = tuple(Chunk(detokenizer.push([i]), (i,)) for i in token_ids)
+            await deliver(Delivery(request, chunks))
+
+        completion = await self._dispatcher.run(
+            request,
+            received_s=received_s,
+            tokenize_s=self._clock.now_s() - received_s,
+            deliver=deliver_tokens,
+        )
+        await deliver(Delivery(request, (Chunk(detokenizer.finish(), (), completion),)))
+        return completion
+
+    def _log_completion(self, completion: Completion) -> None:
+        usage, phases = completion.usage, completion.phases
+        self._log.info(
+            "request %s: %s, %d prompt and %d output tokens, first token %.3f s, total %.3f s, "
+            "%s to %s",
+            completion.request_id,
+            completion.finish_reason,
+            usage.num_prompt_tokens,
+            usage.num_output_tokens,
+            phases.time_to_first_token_s,
+            phases.total_s,
+            completion.prefill_worker,
+            completion.decode_worker,
+        )

@@ -1,0 +1,80 @@
+"""What a request may still try after a worker failed it, and whom it avoids.
+
+A failed attempt is followed by another on other workers: the prompt goes with the tokens that
+were already emitted, so the stream goes on where it stopped. Who is avoided:
+
+- the prefill worker whose call failed, or whose KV cache did not arrive;
+- the decode worker that gave the request up for any other reason, or was lost.
+
+A prefill worker that is avoided, or dead, is made up for by another, else by the decode worker,
+which then reads the prompt itself; a decode worker can only be made up for by another one. A
+worker that comes back is a new incarnation and is not avoided.
+
+Pure: facts in, a decision out.
+"""
+
+from dataclasses import dataclass, field
+
+from core.config import OnFailure
+from core.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    InvalidRequest,
+    InvariantBroken,
+    TransferFailed,
+    TwophaseError,
+)
+from router.placement import DecodeLoad, Placement, PrefillLoad
+
+# The request itself is at fault, or its time is over: no other worker would do better.
+FINAL = (InvalidRequest, DeadlineExceeded, Cancelled, InvariantBroken)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why one attempt ended without the whole answer, and whose word that is."""
+
+    error: TwophaseError
+    is_from_prefill: bool
+
+
+@dataclass(slots=True)
+class Recovery:
+    """Attempts of one request.
+
+    Invariants: there are at most `max_attempts`; a worker that failed one is not in the next.
+    """
+
+    on_failure: OnFailure
+    max_attempts: int
+    failures: list[str] = field(default_factory=list)
+    last_error: TwophaseError | None = None
+    _avoided: set[str] = field(default_factory=set)
+
+    @property
+    def may_recompute(self) -> bool:
+        """Whether a decode worker may read the prompt where no prefill worker can."""
+        return self.on_failure is OnFailure.RESUME
+
+    def failed(self, failure: Failure, placement: Placement) -> None:
+        """Note a failed attempt; raises its error when there must not be another."""
+        error = failure.error
+        pair = f"{placement.prefill or placement.decode} to {placement.decode}"
+        self.failures.append(f"{pair}: {error}")
+        self.last_error = error
+        may_go_on = self.on_failure is OnFailure.RESUME and not isinstance(error, FINAL)
+        if not may_go_on or len(self.failures) >= self.max_attempts:
+            raise error
+        is_prefill_avoided = failure.is_from_prefill or isinstance(error, TransferFailed)
+        if placement.prefill is not None and is_prefill_avoided:
+            self._avoided.add(placement.prefill_incarnation)
+        else:
+            self._avoided.add(placement.decode_incarnation)
+
+    def prefill(self, loads: list[PrefillLoad]) -> list[PrefillLoad]:
+        """Those that may be tried."""
+        return [load for load in loads if load.incarnation not in self._avoided]
+
+    def decode(self, loads: list[DecodeLoad]) -> list[DecodeLoad]:
+        """Those that may be tried."""
+        return [load for load in loads if load.incarnation not in self._avoided]
