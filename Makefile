@@ -30,7 +30,7 @@ model: $(STAMP)  ## Fetch the default model
 demo: $(STAMP)  ## Install, fetch the model, start a small cluster, ask one question, stop
 	@$(BIN)/twophase demo
 
-serve: $(STAMP)  ## The same, but stay up (gRPC on 127.0.0.1:8100) until Ctrl-C
+serve: $(STAMP)  ## The same, but stay up (gRPC on 127.0.0.1:8100, HTTP on 8000) until Ctrl-C
 	@$(BIN)/twophase serve
 
 test: $(DEV)  ## Run the whole test suite

@@ -83,7 +83,7 @@ class Setup:
                 kv_cache=KV_CACHE,
                 max_batch_tokens=budget,
             ),
-            router=RouterConfig(port=0),
+            router=RouterConfig(port=0, http_port=None),
         )
 
 

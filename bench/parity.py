@@ -135,7 +135,8 @@ def main() -> int:
     cases = load_reference(arguments.reference)
     rows, failures = [], []
     for name, overrides in SETUPS:
-        config = load_config(None, [f"model={arguments.model}", "router.port=0", *overrides])
+        ports = ("router.port=0", "router.http_port=null")
+        config = load_config(None, [f"model={arguments.model}", *ports, *overrides])
         for num_at_once, differences, seconds in _run_setup(
             config, cases, arguments.logs and arguments.logs / name.replace(" ", "-")
         ):

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from core.request import FinishReason, RequestId, Usage, WorkerName
+from core.request import FinishReason, Logprobs, RequestId, Usage, WorkerName
 from core.timeline import Phases, TransferReport
 
 
@@ -29,11 +29,15 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """One message of an answer; `completion` comes with the last one only."""
+    """One message of an answer; `completion` comes with the last one only.
+
+    logprobs, when they were asked for, has one entry for each of token_ids.
+    """
 
     text: str
     token_ids: tuple[int, ...]
     completion: Completion | None = None
+    logprobs: tuple[Logprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

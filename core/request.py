@@ -30,6 +30,8 @@ DEFAULT_MAX_TOKENS = 256
 MAX_STOP_TOKEN_IDS = 64
 MAX_EOS_TOKEN_IDS = 64
 MAX_SEED = 2**63 - 1
+MAX_LOGIT_BIASES = 1024
+MAX_LOGPROBS = 20
 MAX_REQUEST_ID_LENGTH = 128
 PROBE_ID = "readiness-probe-"
 # Parts the id of a request from the number of a further attempt; no user's id holds it.
@@ -57,10 +59,19 @@ class FinishReason(StrEnum):
 class SamplingParams:
     """How the next token is chosen and when to stop.
 
-    temperature 0 is greedy. top_k 0 and top_p 1 keep the whole vocabulary. The draw for the token
-    at absolute position p depends on (seed, p) alone, so a moved or re-batched request draws what
-    it would have drawn. stop_token_ids include the checkpoint's end-of-sequence ids unless the
-    user asked to ignore them; the token that stops a request is part of its output.
+    temperature 0 is greedy. top_k 0, top_p 1 and min_p 0 keep the whole vocabulary; min_p drops
+    tokens below that share of the likeliest one's probability. The draw for the token at absolute
+    position p depends on (seed, p) alone, so a moved or re-batched request draws what it would
+    have drawn. stop_token_ids include the checkpoint's end-of-sequence ids unless the user asked
+    to ignore them; the token that stops a request is part of its output.
+
+    Before that, logits are changed: logit_bias is added; stop tokens are ruled out while fewer
+    than min_tokens tokens were made; repetition_penalty divides positive and multiplies negative
+    logits of tokens that occur in prompt or answer (Keskar et al. 2019, CTRL, s.4.1);
+    presence_penalty, and frequency_penalty for each time, is taken off those in the answer.
+
+    num_logprobs None asks for none; otherwise each token comes with its log-probability under the
+    model's own distribution (no temperature, no penalty) and those of so many likeliest tokens.
     """
 
     max_tokens: int = DEFAULT_MAX_TOKENS
@@ -69,6 +80,13 @@ class SamplingParams:
     top_p: float = 1.0
     seed: int = 0
     stop_token_ids: tuple[int, ...] = ()
+    min_tokens: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    num_logprobs: int | None = None
 
     def __post_init__(self) -> None:
         """Refuse values outside the documented ranges with field, value and limit."""
@@ -83,6 +101,39 @@ class SamplingParams:
             f"{len(self.stop_token_ids)} ids",
             f"at most {MAX_STOP_TOKEN_IDS + MAX_EOS_TOKEN_IDS} are taken",
         )
+        self._check_logits()
+
+    def _check_logits(self) -> None:
+        _require(self.min_tokens >= 0, "min_tokens", self.min_tokens, "must be 0 or more")
+        _require(0.0 <= self.min_p <= 1.0, "min_p", self.min_p, "must be 0 to 1")
+        penalty = self.repetition_penalty
+        _require(0.0 < penalty <= 10.0, "repetition_penalty", penalty, "must be over 0, at most 10")
+        for name in ("presence_penalty", "frequency_penalty"):
+            value = getattr(self, name)
+            _require(-2.0 <= value <= 2.0, name, value, "must be -2 to 2")
+        _require(
+            len(self.logit_bias) <= MAX_LOGIT_BIASES,
+            "logit_bias",
+            f"{len(self.logit_bias)} ids",
+            f"at most {MAX_LOGIT_BIASES} are taken",
+        )
+        for token_id, bias in self.logit_bias:
+            _require(
+                -100.0 <= bias <= 100.0, f"logit_bias[{token_id}]", bias, "must be -100 to 100"
+            )
+        count = self.num_logprobs
+        limit = f"must be 0 to {MAX_LOGPROBS}"
+        _require(count is None or 0 <= count <= MAX_LOGPROBS, "num_logprobs", count, limit)
+
+    @property
+    def needs_history(self) -> bool:
+        """Whether the next token depends on which tokens came before, beside through the model."""
+        return (
+            self.min_tokens > 0
+            or self.repetition_penalty != 1.0
+            or self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+        )
 
 
 def _require(fact: bool, name: str, value: object, limit: str) -> None:
@@ -91,17 +142,38 @@ def _require(fact: bool, name: str, value: object, limit: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
+class Logprobs:
+    """Natural log-probabilities at one position: of the token that was chosen, and the likeliest.
+
+    top holds (token id, log-probability), likeliest first; as many as were asked for.
+    """
+
+    chosen: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class OutputToken:
+    """One token of an answer; logprobs when they were asked for."""
+
+    token_id: int
+    logprobs: Logprobs | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """One validated generation: token ids in, an absolute deadline, how to sample.
 
     deadline_s is monotonic seconds of the process that holds the object; on the wire it travels
-    as the seconds that remain.
+    as the seconds that remain. The last num_resumed_tokens of the prompt were made by earlier
+    attempts: penalties count them as part of the answer.
     """
 
     request_id: RequestId
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams
     deadline_s: float
+    num_resumed_tokens: int = 0
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -132,6 +204,7 @@ class Request:
             prompt_token_ids=(*self.prompt_token_ids, *output_token_ids),
             sampling=replace(self.sampling, max_tokens=num_missing),
             deadline_s=self.deadline_s,
+            num_resumed_tokens=len(output_token_ids),
         )
 
     def finish_reason(self, token_id: int, num_output_tokens: int) -> FinishReason | None:

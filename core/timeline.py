@@ -21,7 +21,8 @@ class Phases:
     prefill           computing the chunks
     exposed_transfer  after the last chunk until the KV cache is sealed at decode
     slot_wait         sealed, waiting for the next decode step to begin
-    decode            first decode step begins, until the last token is sampled
+    decode            first decode step begins, until the last token is sampled; for an answer that
+                      the router ended (stop string): first to last token's arrival there
     delivery          last token's arrival at the router, until it is handed to the transport
     """
 

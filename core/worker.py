@@ -9,7 +9,7 @@ from enum import StrEnum
 
 from core.errors import TwophaseError
 from core.layout import KVLayout
-from core.request import FinishReason, Request, RequestId, WorkerName
+from core.request import FinishReason, Logprobs, Request, RequestId, WorkerName
 from core.timeline import DecodeReport, PrefillReport, TransferReport
 
 
@@ -22,7 +22,10 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
-    """What a worker is; fixed while its incarnation lives."""
+    """What a worker is; fixed while its incarnation lives.
+
+    kernels says in words what computes attention and decode steps, and why.
+    """
 
     name: WorkerName
     role: Role
@@ -33,7 +36,7 @@ class WorkerInfo:
     max_context_tokens: int
     vocab_size: int
     max_num_sequences: int
-    attention: str
+    kernels: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +57,11 @@ class LinkStatus:
 
 @dataclass(frozen=True, slots=True)
 class WorkerStatus:
-    """What a worker holds right now; idle means `held` is all zero."""
+    """What a worker holds right now; idle means `held` is all zero.
+
+    quarantine_age_s: how long the oldest quarantined reservation waits for its writer to be fenced,
+    0 without one. More than some seconds mean a peer that neither answers nor dies.
+    """
 
     name: WorkerName
     role: Role
@@ -73,7 +80,9 @@ class WorkerStatus:
     num_steps: int
     num_transfer_bytes: int
     num_waiting_prompt_tokens: int
+    kernels: str = ""
     links: tuple[LinkStatus, ...] = ()
+    quarantine_age_s: float = 0.0
 
     @property
     def held(self) -> dict[str, int]:
@@ -122,7 +131,8 @@ class RemoteReservation:
     """Blocks at a decode worker that wait for one request's KV cache.
 
     block_ids are those of the prompt, in order; the first num_shared_blocks, which hold
-    num_shared_tokens, are already filled and must not be written.
+    num_shared_tokens, are already filled and must not be written. prompt_digest tells which prompt
+    that is (Request.prompt_digest): the KV cache of another one must not be shipped there.
     """
 
     decode_worker: WorkerName
@@ -132,6 +142,7 @@ class RemoteReservation:
     block_ids: tuple[int, ...]
     num_shared_blocks: int
     num_shared_tokens: int
+    prompt_digest: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +151,7 @@ class FirstToken:
 
     token_id: int
     report: PrefillReport
+    logprobs: Logprobs | None = None
 
 
 PrefillEvent = FirstToken | TransferReport
@@ -188,6 +200,7 @@ class NewToken:
     index: int
     done: DecodeDone | None = None
     prefill: PrefillReport | None = None
+    logprobs: Logprobs | None = None
 
 
 @dataclass(frozen=True, slots=True)

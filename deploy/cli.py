@@ -60,7 +60,9 @@ def serve(
     cluster = _load(config, overrides)
     stop = threading.Event()
     with _running(cluster, without_ray=without_ray) as address:
-        out.print(f"[green]ready[/]: gRPC at [bold]{address}[/], mode {cluster.mode}")
+        out.print(
+            f"[green]ready[/]: gRPC at [bold]{address}[/]{_http(address)}, mode {cluster.mode}"
+        )
         out.print(f'try: twophase ask --address {address} "{DEMO_PROMPT}"', style="dim")
         _on_signals(stop)
         while not stop.wait(LOOK_S):
@@ -74,7 +76,8 @@ def demo(
     without_ray: WithoutRay = False,
 ) -> None:
     """Start a cluster, ask one question, show the answer and its phases, and stop."""
-    cluster = _load(config, ["router.port=0", *(overrides or [])])
+    ports = ("router.port=0", "router.http_port=null")
+    cluster = _load(config, [*ports, *(overrides or [])])
     with (
         _running(cluster, without_ray=without_ray) as address,
         Client(address) as client,
@@ -115,6 +118,9 @@ def status(address: Address = DEFAULT_ADDRESS) -> None:
         f"{cluster.num_active_requests} active requests"
     )
     out.print(_worker_table(cluster.workers))
+    for kernels in dict.fromkeys(worker.kernels for worker in cluster.workers):
+        names = ", ".join(worker.name for worker in cluster.workers if worker.kernels == kernels)
+        out.print(f"{names}: {escape(kernels)}", highlight=False, soft_wrap=True)
     for name in cluster.silent_workers:
         out.print(f"{escape(name)} does not answer", style="red")
     kv = cluster.kv
@@ -256,6 +262,13 @@ def _on_signals(stop: threading.Event) -> None:
         signal.signal(number, on_signal)
 
 
+def _http(address: str) -> str:
+    """How to reach the HTTP endpoint of the router, if it has one."""
+    with Client(address) as client:
+        http_address = client.status().http_address
+    return f", HTTP at [bold]http://{http_address}[/]" if http_address else ""
+
+
 def _require_router(address: str) -> None:
     """Raise when the router does not listen any more."""
     try:
@@ -295,6 +308,8 @@ def _stream(client: Client, prompt: Prompt, sampling: Sampling) -> None:
     if completion is not None:
         out.print(phase_bar(completion).append("  ").append_text(phase_legend(completion)))
         out.print(summary(completion), style="dim", highlight=False)
+        for failure in completion.failures:
+            out.print(f"went on elsewhere after {failure}", style="yellow", highlight=False)
 
 
 def _key(holder: BlockHolder) -> tuple[str, str, int]:
@@ -307,10 +322,13 @@ def _speed(link: LinkStatus) -> str:
     return f", {link.bytes_per_s / 1e9:.2f} GB/s, {duration(link.latency_s)} a round trip"
 
 
+def _quarantine(worker: WorkerStatus) -> str:
+    num_blocks = worker.num_quarantined_blocks
+    return f"{num_blocks} for {duration(worker.quarantine_age_s)}" if num_blocks else "0"
+
+
 def _worker_table(workers: tuple[WorkerStatus, ...]) -> Table:
-    table = Table(box=None)
-    for column in ("worker", "address"):
-        table.add_column(column)
+    table = Table("worker", "address", box=None)
     for column in ("waiting", "running", "blocks used", "quarantined", "cached", "of", "steps"):
         table.add_column(column, justify="right")
     for worker in workers:
@@ -318,7 +336,7 @@ def _worker_table(workers: tuple[WorkerStatus, ...]) -> Table:
             worker.num_waiting_requests,
             worker.num_running_requests,
             worker.num_used_blocks,
-            worker.num_quarantined_blocks,
+            _quarantine(worker),
             worker.num_cached_blocks,
             worker.num_total_blocks,
             worker.num_steps,

@@ -50,6 +50,7 @@ class Answer:
         self._early: dict[int, int] = {}
         self._num_delivered = 0
         self._num_attempts = 0
+        self._is_stopped = False
         self._num_resumed_tokens = 0
         self._is_prefill_lost = False
         self._finish_reason: FinishReason | None = None
@@ -64,6 +65,7 @@ class Answer:
         self._placed_s = received_s
         self._reserve_s = 0.0
         self._token_arrived_s = received_s
+        self._first_arrived_s = received_s
         self._first_delivered_s: float | None = None
         self._last_delivered_s = received_s
 
@@ -81,6 +83,8 @@ class Answer:
         """Every token was delivered, and every report that will come is here."""
         if self._finish_reason is None or self._num_delivered < len(self.log):
             return False
+        if self._is_stopped:
+            return True
         is_report_due = self._is_decoded_from_moved_kv and not self._is_prefill_lost
         return self._prefill is not None and not (is_report_due and self._transfer is None)
 
@@ -139,10 +143,11 @@ class Answer:
 
     def _failure(self, error: TwophaseError, *, is_from_prefill: bool) -> Failure | None:
         """None when the last token is here already: no worker can fail the answer any more."""
-        if self._finish_reason is not None:
-            return None
+        return None if self._finish_reason is not None else Failure(error, is_from_prefill)
+
+    def fail(self) -> None:
+        """This attempt is over; `attempt` may begin another."""
         self._progress.move(RequestState.FAILED)
-        return Failure(error, is_from_prefill)
 
     def take_undelivered(self) -> list[int]:
         """Tokens that may be delivered now; each is returned once."""
@@ -155,6 +160,13 @@ class Answer:
         if self._first_delivered_s is None:
             self._first_delivered_s = now_s
         self._last_delivered_s = now_s
+
+    def stop(self, num_dropped: int) -> None:
+        """The text is complete without the last `num_dropped` tokens: nothing more is needed."""
+        del self.log[len(self.log) - num_dropped :]
+        self._num_delivered = len(self.log)
+        self._finish_reason = FinishReason.STOP
+        self._is_stopped = True
 
     def completion(self, now_s: float, failures: tuple[str, ...] = ()) -> Completion:
         """The closing record; `failures` are those of earlier attempts."""
@@ -182,6 +194,8 @@ class Answer:
             self.log.append(token_id)
             self._finish_reason = self._request.finish_reason(token_id, len(self.log))
         self._token_arrived_s = arrived_s
+        if index == 0:
+            self._first_arrived_s = arrived_s
 
     def _usage(self, prefill: PrefillReport) -> Usage:
         num_prompt_tokens = self._request.num_prompt_tokens
@@ -212,8 +226,15 @@ class Answer:
             prefill_s=prefill.prefill_s,
             exposed_transfer_s=self._transfer.exposed_s if self._transfer else 0.0,
             slot_wait_s=self._done.report.slot_wait_s if self._done else 0.0,
-            decode_s=self._done.report.decode_s if self._done else 0.0,
+            decode_s=self._decode_s(),
             delivery_s=self._last_delivered_s - self._token_arrived_s,
             total_s=now_s - self._received_s,
             time_to_first_token_s=first_delivered_s - self._received_s,
         )
+
+    def _decode_s(self) -> float:
+        """As decode told; of an answer that was stopped here, what lies between two arrivals."""
+        if self._done is not None:
+            return self._done.report.decode_s
+        exposed_s = self._transfer.exposed_s if self._transfer is not None else 0.0
+        return max(self._token_arrived_s - self._first_arrived_s - exposed_s, 0.0)

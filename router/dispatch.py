@@ -21,14 +21,14 @@ from core.completion import Completion
 from core.config import Mode, OnFailure
 from core.errors import DeadlineExceeded, PeerLost, TransferFailed, TwophaseError
 from core.request import Request
-from core.worker import RemoteReservation, RequestFailed, Reserve, Reserved
+from core.worker import RemoteReservation, Reserve, Reserved
 from router.answer import Answer, PrefillFailed
 from router.fleet import Fleet, Mailbox, Member
 from router.placement import Placement, place
 from router.recovery import Failure, Recovery
 from router.totals import KvCounters
 
-Deliver = Callable[[list[int]], Awaitable[None]]
+Deliver = Callable[[list[int]], Awaitable[int | None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,8 @@ class Dispatcher:
             received_s: when it came, by this dispatcher's clock.
             tokenize_s: what its tokenization took.
             deliver: is given new token ids, in order, each exactly once; returns when they were
-                handed to the transport.
+                handed to the transport. A number means that the answer ends here, with so many
+                of them; None that it goes on.
             placement: where to serve it, in one attempt (a probe); None leaves both to the policy.
 
         Raises:
@@ -118,7 +119,8 @@ class Dispatcher:
         try:
             decode = self._fleet.decode(placement.decode)
         except PeerLost as error:
-            return answer.take(RequestFailed(request.request_id, error), self._clock.now_s())
+            answer.fail()
+            return Failure(error, is_from_prefill=False)
         mailbox = Mailbox(self._clock)
         with decode.serving(request), decode.receiving(request.request_id, mailbox):
             decode.send(Reserve(request, prefill_locally=placement.prefill is None))
@@ -132,9 +134,12 @@ class Dispatcher:
                             start_prefill(event.reservation)
                     token_ids = answer.take_undelivered()
                     if token_ids:
-                        await deliver(token_ids)
+                        num_last = await deliver(token_ids)
                         answer.delivered(self._clock.now_s())
-                    if failure is not None:
+                        if num_last is not None:
+                            answer.stop(len(token_ids) - num_last)
+                    if failure is not None and not answer.is_complete:
+                        answer.fail()
                         return failure
         return None
 

@@ -17,6 +17,7 @@ import grpc
 
 from core.completion import ChatMessage, Chunk
 from core.request import RequestId, WorkerName
+from core.sampling import Sampling
 from core.worker import BlockHolder, KvTotals, WorkerStatus
 from twophase.errors import from_rpc_error
 from twophase.peer import CHANNEL_OPTIONS
@@ -24,22 +25,9 @@ from twophase.status_wire import holder_from_wire, kv_totals_from_wire, status_f
 from twophase.v1 import admin_pb2, admin_pb2_grpc
 from twophase.v1 import inference_pb2 as pb
 from twophase.v1 import inference_pb2_grpc as pb_grpc
-from twophase.wire import chat_messages_to_wire, chunk_from_wire
+from twophase.wire import chat_messages_to_wire, chunk_from_wire, sampling_to_wire
 
 Prompt = str | Sequence[ChatMessage] | Sequence[int]
-
-
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """How to choose tokens; None takes the server's default (see SamplingParams in the .proto)."""
-
-    max_tokens: int | None = None
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    seed: int | None = None
-    stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +52,7 @@ class ClusterStatus:
     num_mailboxes: int
     kv: KvTotals
     silent_workers: tuple[str, ...]
+    http_address: str
     workers: tuple[WorkerStatus, ...]
 
     @property
@@ -86,15 +75,7 @@ def _generate_request(
     request = pb.GenerateRequest(
         request_id=request_id,
         model=model,
-        sampling=pb.SamplingParams(
-            max_tokens=sampling.max_tokens,
-            temperature=sampling.temperature,
-            top_k=sampling.top_k,
-            top_p=sampling.top_p,
-            seed=sampling.seed,
-            stop_token_ids=sampling.stop_token_ids,
-            ignore_eos=sampling.ignore_eos,
-        ),
+        sampling=sampling_to_wire(sampling),
     )
     if isinstance(prompt, str):
         request.prompt = prompt
@@ -122,6 +103,7 @@ def _cluster_status(message: admin_pb2.GetStatusResponse) -> ClusterStatus:
         num_mailboxes=message.num_mailboxes,
         kv=kv_totals_from_wire(message.kv),
         silent_workers=tuple(message.silent_workers),
+        http_address=message.http_address,
         workers=tuple(status_from_wire(worker) for worker in message.workers),
     )
 

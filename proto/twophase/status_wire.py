@@ -26,6 +26,8 @@ def status_to_wire(status: WorkerStatus) -> pb.WorkerStatus:
         num_steps=status.num_steps,
         num_transfer_bytes=status.num_transfer_bytes,
         num_waiting_prompt_tokens=status.num_waiting_prompt_tokens,
+        kernels=status.kernels,
+        quarantine_age_s=status.quarantine_age_s,
         links=[
             pb.LinkStatus(
                 peer=link.peer,
@@ -60,6 +62,8 @@ def status_from_wire(message: pb.WorkerStatus) -> WorkerStatus:
         num_steps=message.num_steps,
         num_transfer_bytes=message.num_transfer_bytes,
         num_waiting_prompt_tokens=message.num_waiting_prompt_tokens,
+        kernels=message.kernels,
+        quarantine_age_s=message.quarantine_age_s,
         links=tuple(
             LinkStatus(
                 WorkerName(link.peer),

@@ -4,7 +4,8 @@ Nothing is validated here beyond what the types say; `router/service` refuses wh
 """
 
 from core.completion import ChatMessage, Chunk, Completion
-from core.request import FinishReason, RequestId, Usage, WorkerName
+from core.request import FinishReason, Logprobs, RequestId, Usage, WorkerName
+from core.sampling import Sampling
 from core.timeline import Phases, TransferReport
 from twophase.v1 import inference_pb2 as pb
 
@@ -27,10 +28,68 @@ def chat_messages_from_wire(messages: pb.ChatMessages) -> list[ChatMessage]:
     return [ChatMessage(m.role, m.content) for m in messages.messages]
 
 
+_OPTIONAL_SAMPLING = (
+    "max_tokens",
+    "temperature",
+    "top_k",
+    "top_p",
+    "seed",
+    "min_tokens",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "num_logprobs",
+)
+
+
+def sampling_to_wire(sampling: Sampling) -> pb.SamplingParams:
+    """What a user asked, as a message; raises ValueError for a number that no field can hold."""
+    message = pb.SamplingParams(
+        stop_token_ids=sampling.stop_token_ids,
+        ignore_eos=sampling.ignore_eos,
+        stop=sampling.stop,
+        logit_bias=[pb.LogitBias(token_id=i, bias=bias) for i, bias in sampling.logit_bias],
+    )
+    for name in _OPTIONAL_SAMPLING:
+        value = getattr(sampling, name)
+        if value is not None:
+            setattr(message, name, value)
+    return message
+
+
+def sampling_from_wire(message: pb.SamplingParams) -> Sampling:
+    """What a user asked, from its message."""
+    given = {n: getattr(message, n) for n in _OPTIONAL_SAMPLING if message.HasField(n)}
+    return Sampling(
+        stop_token_ids=tuple(message.stop_token_ids),
+        ignore_eos=message.ignore_eos,
+        stop=tuple(message.stop),
+        logit_bias=tuple((entry.token_id, entry.bias) for entry in message.logit_bias),
+        **given,
+    )
+
+
+def logprobs_to_wire(logprobs: Logprobs) -> pb.Logprobs:
+    """Log-probabilities of one position as a message."""
+    top = [pb.TokenLogprob(token_id=i, logprob=logprob) for i, logprob in logprobs.top]
+    return pb.Logprobs(chosen=logprobs.chosen, top=top)
+
+
+def logprobs_from_wire(message: pb.Logprobs) -> Logprobs:
+    """Log-probabilities of one position from their message."""
+    return Logprobs(message.chosen, tuple((t.token_id, t.logprob) for t in message.top))
+
+
 def chunk_to_wire(chunk: Chunk) -> pb.GenerateResponse:
     """One streamed message."""
     completion = completion_to_wire(chunk.completion) if chunk.completion else None
-    return pb.GenerateResponse(text=chunk.text, token_ids=chunk.token_ids, completion=completion)
+    return pb.GenerateResponse(
+        text=chunk.text,
+        token_ids=chunk.token_ids,
+        completion=completion,
+        logprobs=[logprobs_to_wire(logprobs) for logprobs in chunk.logprobs],
+    )
 
 
 def chunk_from_wire(message: pb.GenerateResponse) -> Chunk:
@@ -38,7 +97,8 @@ def chunk_from_wire(message: pb.GenerateResponse) -> Chunk:
     completion = (
         completion_from_wire(message.completion) if message.HasField("completion") else None
     )
-    return Chunk(message.text, tuple(message.token_ids), completion)
+    logprobs = tuple(logprobs_from_wire(logprobs) for logprobs in message.logprobs)
+    return Chunk(message.text, tuple(message.token_ids), completion, logprobs)
 
 
 def completion_to_wire(completion: Completion) -> pb.Completion:

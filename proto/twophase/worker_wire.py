@@ -23,7 +23,9 @@ from core.worker import (
     WorkerInfo,
 )
 from twophase import errors
+from twophase.v1 import inference_pb2
 from twophase.v1 import worker_pb2 as pb
+from twophase.wire import logprobs_from_wire, logprobs_to_wire
 
 
 def layout_to_wire(layout: KVLayout) -> pb.Layout:
@@ -66,7 +68,7 @@ def info_to_wire(info: WorkerInfo) -> pb.WorkerInfo:
         max_context_tokens=info.max_context_tokens,
         vocab_size=info.vocab_size,
         max_num_sequences=info.max_num_sequences,
-        attention=info.attention,
+        kernels=info.kernels,
     )
 
 
@@ -82,7 +84,7 @@ def info_from_wire(message: pb.WorkerInfo) -> WorkerInfo:
         max_context_tokens=message.max_context_tokens,
         vocab_size=message.vocab_size,
         max_num_sequences=message.max_num_sequences,
-        attention=message.attention,
+        kernels=message.kernels,
     )
 
 
@@ -99,8 +101,19 @@ def request_to_wire(request: Request, now_s: float) -> pb.WireRequest:
             top_p=sampling.top_p,
             seed=sampling.seed,
             stop_token_ids=sampling.stop_token_ids,
+            min_tokens=sampling.min_tokens,
+            min_p=sampling.min_p,
+            repetition_penalty=sampling.repetition_penalty,
+            presence_penalty=sampling.presence_penalty,
+            frequency_penalty=sampling.frequency_penalty,
+            logit_bias=[
+                inference_pb2.LogitBias(token_id=token_id, bias=bias)
+                for token_id, bias in sampling.logit_bias
+            ],
+            num_logprobs=sampling.num_logprobs,
         ),
         remaining_s=request.deadline_s - now_s,
+        num_resumed_tokens=request.num_resumed_tokens,
     )
 
 
@@ -117,8 +130,16 @@ def request_from_wire(message: pb.WireRequest, now_s: float) -> Request:
             top_p=sampling.top_p,
             seed=sampling.seed,
             stop_token_ids=tuple(sampling.stop_token_ids),
+            min_tokens=sampling.min_tokens,
+            min_p=sampling.min_p,
+            repetition_penalty=sampling.repetition_penalty,
+            presence_penalty=sampling.presence_penalty,
+            frequency_penalty=sampling.frequency_penalty,
+            logit_bias=tuple((entry.token_id, entry.bias) for entry in sampling.logit_bias),
+            num_logprobs=sampling.num_logprobs if sampling.HasField("num_logprobs") else None,
         ),
         deadline_s=now_s + message.remaining_s,
+        num_resumed_tokens=message.num_resumed_tokens,
     )
 
 
@@ -132,6 +153,7 @@ def reservation_to_wire(reservation: RemoteReservation) -> pb.WireReservation:
         block_ids=reservation.block_ids,
         num_shared_blocks=reservation.num_shared_blocks,
         num_shared_tokens=reservation.num_shared_tokens,
+        prompt_digest=reservation.prompt_digest,
     )
 
 
@@ -145,6 +167,7 @@ def reservation_from_wire(message: pb.WireReservation) -> RemoteReservation:
         block_ids=tuple(message.block_ids),
         num_shared_blocks=message.num_shared_blocks,
         num_shared_tokens=message.num_shared_tokens,
+        prompt_digest=message.prompt_digest,
     )
 
 
@@ -153,7 +176,9 @@ def prefill_event_to_wire(event: PrefillEvent) -> pb.PrefillEvent:
     if isinstance(event, FirstToken):
         return pb.PrefillEvent(
             first_token=pb.FirstToken(
-                token_id=event.token_id, times=_prefill_report_to_wire(event.report)
+                token_id=event.token_id,
+                times=_prefill_report_to_wire(event.report),
+                logprobs=None if event.logprobs is None else logprobs_to_wire(event.logprobs),
             )
         )
     return pb.PrefillEvent(
@@ -170,8 +195,11 @@ def prefill_event_to_wire(event: PrefillEvent) -> pb.PrefillEvent:
 def prefill_event_from_wire(message: pb.PrefillEvent) -> PrefillEvent:
     """A prefill's answer from its message."""
     if message.HasField("first_token"):
+        first = message.first_token
         return FirstToken(
-            message.first_token.token_id, _prefill_report_from_wire(message.first_token.times)
+            first.token_id,
+            _prefill_report_from_wire(first.times),
+            logprobs_from_wire(first.logprobs) if first.HasField("logprobs") else None,
         )
     done = message.transfer_done
     return TransferReport(
@@ -259,6 +287,7 @@ def _token_to_wire(token: NewToken) -> pb.NewToken:
             decode_s=done.report.decode_s,
         ),
         prefill_times=None if prefill is None else _prefill_report_to_wire(prefill),
+        logprobs=None if token.logprobs is None else logprobs_to_wire(token.logprobs),
     )
 
 
@@ -270,4 +299,11 @@ def _token_from_wire(message: pb.NewToken) -> NewToken:
     prefill = None
     if message.HasField("prefill_times"):
         prefill = _prefill_report_from_wire(message.prefill_times)
-    return NewToken(RequestId(message.request_id), message.token_id, message.index, done, prefill)
+    return NewToken(
+        request_id=RequestId(message.request_id),
+        token_id=message.token_id,
+        index=message.index,
+        done=done,
+        prefill=prefill,
+        logprobs=logprobs_from_wire(message.logprobs) if message.HasField("logprobs") else None,
+    )

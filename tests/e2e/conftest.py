@@ -30,7 +30,8 @@ def start_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartClu
         def start(model: Path, *overrides: str) -> LocalCluster:
             key = (str(model), *overrides)
             if key not in running:
-                config = load_config(None, [f"model={model}", "router.port=0", *overrides])
+                ports = ("router.port=0", "router.http_port=0")
+                config = load_config(None, [f"model={model}", *ports, *overrides])
                 logs = tmp_path_factory.mktemp("logs")
                 running[key] = stack.enter_context(
                     local_cluster(config, tell=lambda line: None, log_directory=logs)

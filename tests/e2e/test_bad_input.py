@@ -157,7 +157,8 @@ def test_a_port_in_use_ends_with_one_line_and_code_2(tiny_model_directory: Path)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
 
-        result = _run("-m", "router", f"model={tiny_model_directory}", f"router.port={port}")
+        ports = (f"router.port={port}", "router.http_port=0")
+        result = _run("-m", "router", f"model={tiny_model_directory}", *ports)
 
     assert result.returncode == 2
     assert result.stderr.splitlines()[-1].startswith(f"twophase: listen: 127.0.0.1:{port} cannot")

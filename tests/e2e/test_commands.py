@@ -10,8 +10,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import httpx2
 import psutil
 import pytest
+
+from twophase.client import Client
 
 START_S = 90.0
 STOP_S = 60.0
@@ -21,7 +24,10 @@ STOP_S = 60.0
 def _serving(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """`twophase serve ...` and the address that it says is ready."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "deploy.cli", "serve", *arguments, "router.port=0"],
+        [
+            *(sys.executable, "-m", "deploy.cli", "serve", *arguments),
+            *("router.port=0", "router.http_port=0"),
+        ],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -30,7 +36,7 @@ def _serving(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     try:
         assert process.stdout is not None
         ready = process.stdout.readline()
-        found = re.search(r"gRPC at (\S+:\d+)", ready)
+        found = re.search(r"gRPC at (\S+:\d+), HTTP at http://\S+:\d+, mode", ready)
         assert found, (ready, process.stderr.read() if process.stderr else "")
         yield process, found[1]
     finally:
@@ -103,10 +109,18 @@ def test_ctrl_c_lets_a_running_stream_end(tiny_model_directory: Path) -> None:
         )
         assert asking.stdout is not None
         assert asking.stdout.read(1)
-        process.send_signal(signal.SIGINT)
+        with Client(address) as client:
+            url = f"http://{client.status().http_address}/v1/completions"
+        body = {"prompt": [5], "max_tokens": 600, "ignore_eos": True, "stream": True}
+        with httpx2.stream("POST", url, json=body, timeout=STOP_S) as events:
+            lines = events.iter_lines()
+            next(lines)
+            process.send_signal(signal.SIGINT)
+            last = [line for line in lines if line][-1]
         answer, _ = asking.communicate(timeout=STOP_S)
         code = process.wait(STOP_S)
 
+    assert last == "data: [DONE]"
     assert asking.returncode == 0
     assert "tokens" in answer
     assert code == 0

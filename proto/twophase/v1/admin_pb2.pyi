@@ -12,7 +12,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("mode", "model", "is_ready", "num_active_requests", "workers", "num_prefill_calls", "num_mailboxes", "kv", "silent_workers")
+    __slots__ = ("mode", "model", "is_ready", "num_active_requests", "workers", "num_prefill_calls", "num_mailboxes", "kv", "silent_workers", "http_address")
     MODE_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     IS_READY_FIELD_NUMBER: _ClassVar[int]
@@ -22,6 +22,7 @@ class GetStatusResponse(_message.Message):
     NUM_MAILBOXES_FIELD_NUMBER: _ClassVar[int]
     KV_FIELD_NUMBER: _ClassVar[int]
     SILENT_WORKERS_FIELD_NUMBER: _ClassVar[int]
+    HTTP_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     mode: str
     model: str
     is_ready: bool
@@ -31,7 +32,8 @@ class GetStatusResponse(_message.Message):
     num_mailboxes: int
     kv: KvTotals
     silent_workers: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, mode: _Optional[str] = ..., model: _Optional[str] = ..., is_ready: _Optional[bool] = ..., num_active_requests: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[_worker_pb2.WorkerStatus, _Mapping]]] = ..., num_prefill_calls: _Optional[int] = ..., num_mailboxes: _Optional[int] = ..., kv: _Optional[_Union[KvTotals, _Mapping]] = ..., silent_workers: _Optional[_Iterable[str]] = ...) -> None: ...
+    http_address: str
+    def __init__(self, mode: _Optional[str] = ..., model: _Optional[str] = ..., is_ready: _Optional[bool] = ..., num_active_requests: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[_worker_pb2.WorkerStatus, _Mapping]]] = ..., num_prefill_calls: _Optional[int] = ..., num_mailboxes: _Optional[int] = ..., kv: _Optional[_Union[KvTotals, _Mapping]] = ..., silent_workers: _Optional[_Iterable[str]] = ..., http_address: _Optional[str] = ...) -> None: ...
 
 class KvTotals(_message.Message):
     __slots__ = ("num_transferred_tokens", "num_decode_cached_tokens", "num_local_prefill_tokens", "num_sealed_handoffs", "num_failed_handoffs")

@@ -1,3 +1,4 @@
+from twophase.v1 import inference_pb2 as _inference_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -11,7 +12,7 @@ class GetInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class WorkerInfo(_message.Message):
-    __slots__ = ("name", "role", "incarnation", "model", "layout", "num_blocks", "max_context_tokens", "vocab_size", "max_num_sequences", "attention")
+    __slots__ = ("name", "role", "incarnation", "model", "layout", "num_blocks", "max_context_tokens", "vocab_size", "max_num_sequences", "kernels")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -21,7 +22,7 @@ class WorkerInfo(_message.Message):
     MAX_CONTEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     MAX_NUM_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
-    ATTENTION_FIELD_NUMBER: _ClassVar[int]
+    KERNELS_FIELD_NUMBER: _ClassVar[int]
     name: str
     role: str
     incarnation: str
@@ -31,8 +32,8 @@ class WorkerInfo(_message.Message):
     max_context_tokens: int
     vocab_size: int
     max_num_sequences: int
-    attention: str
-    def __init__(self, name: _Optional[str] = ..., role: _Optional[str] = ..., incarnation: _Optional[str] = ..., model: _Optional[str] = ..., layout: _Optional[_Union[Layout, _Mapping]] = ..., num_blocks: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., vocab_size: _Optional[int] = ..., max_num_sequences: _Optional[int] = ..., attention: _Optional[str] = ...) -> None: ...
+    kernels: str
+    def __init__(self, name: _Optional[str] = ..., role: _Optional[str] = ..., incarnation: _Optional[str] = ..., model: _Optional[str] = ..., layout: _Optional[_Union[Layout, _Mapping]] = ..., num_blocks: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., vocab_size: _Optional[int] = ..., max_num_sequences: _Optional[int] = ..., kernels: _Optional[str] = ...) -> None: ...
 
 class Layout(_message.Message):
     __slots__ = ("weights_hash", "dtype", "block_size", "num_layers", "num_kv_heads", "head_dim", "tensor_parallel_size", "protocol_version")
@@ -59,7 +60,7 @@ class GetWorkerStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("name", "role", "address", "pid", "num_total_blocks", "num_free_blocks", "num_cached_blocks", "num_used_blocks", "num_quarantined_blocks", "num_waiting_requests", "num_running_requests", "num_reservations", "num_open_transfers", "num_handler_tasks", "num_steps", "num_transfer_bytes", "links", "num_waiting_prompt_tokens")
+    __slots__ = ("name", "role", "address", "pid", "num_total_blocks", "num_free_blocks", "num_cached_blocks", "num_used_blocks", "num_quarantined_blocks", "num_waiting_requests", "num_running_requests", "num_reservations", "num_open_transfers", "num_handler_tasks", "num_steps", "num_transfer_bytes", "links", "num_waiting_prompt_tokens", "kernels", "quarantine_age_s")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -78,6 +79,8 @@ class WorkerStatus(_message.Message):
     NUM_TRANSFER_BYTES_FIELD_NUMBER: _ClassVar[int]
     LINKS_FIELD_NUMBER: _ClassVar[int]
     NUM_WAITING_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    KERNELS_FIELD_NUMBER: _ClassVar[int]
+    QUARANTINE_AGE_S_FIELD_NUMBER: _ClassVar[int]
     name: str
     role: str
     address: str
@@ -96,7 +99,9 @@ class WorkerStatus(_message.Message):
     num_transfer_bytes: int
     links: _containers.RepeatedCompositeFieldContainer[LinkStatus]
     num_waiting_prompt_tokens: int
-    def __init__(self, name: _Optional[str] = ..., role: _Optional[str] = ..., address: _Optional[str] = ..., pid: _Optional[int] = ..., num_total_blocks: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_cached_blocks: _Optional[int] = ..., num_used_blocks: _Optional[int] = ..., num_quarantined_blocks: _Optional[int] = ..., num_waiting_requests: _Optional[int] = ..., num_running_requests: _Optional[int] = ..., num_reservations: _Optional[int] = ..., num_open_transfers: _Optional[int] = ..., num_handler_tasks: _Optional[int] = ..., num_steps: _Optional[int] = ..., num_transfer_bytes: _Optional[int] = ..., links: _Optional[_Iterable[_Union[LinkStatus, _Mapping]]] = ..., num_waiting_prompt_tokens: _Optional[int] = ...) -> None: ...
+    kernels: str
+    quarantine_age_s: float
+    def __init__(self, name: _Optional[str] = ..., role: _Optional[str] = ..., address: _Optional[str] = ..., pid: _Optional[int] = ..., num_total_blocks: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_cached_blocks: _Optional[int] = ..., num_used_blocks: _Optional[int] = ..., num_quarantined_blocks: _Optional[int] = ..., num_waiting_requests: _Optional[int] = ..., num_running_requests: _Optional[int] = ..., num_reservations: _Optional[int] = ..., num_open_transfers: _Optional[int] = ..., num_handler_tasks: _Optional[int] = ..., num_steps: _Optional[int] = ..., num_transfer_bytes: _Optional[int] = ..., links: _Optional[_Iterable[_Union[LinkStatus, _Mapping]]] = ..., num_waiting_prompt_tokens: _Optional[int] = ..., kernels: _Optional[str] = ..., quarantine_age_s: _Optional[float] = ...) -> None: ...
 
 class ListBlocksRequest(_message.Message):
     __slots__ = ()
@@ -141,35 +146,51 @@ class LinkStatus(_message.Message):
     def __init__(self, peer: _Optional[str] = ..., backend: _Optional[str] = ..., reason: _Optional[str] = ..., num_bytes: _Optional[int] = ..., latency_s: _Optional[float] = ..., bytes_per_s: _Optional[float] = ...) -> None: ...
 
 class WireRequest(_message.Message):
-    __slots__ = ("request_id", "prompt_token_ids", "sampling", "remaining_s")
+    __slots__ = ("request_id", "prompt_token_ids", "sampling", "remaining_s", "num_resumed_tokens")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     REMAINING_S_FIELD_NUMBER: _ClassVar[int]
+    NUM_RESUMED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
     sampling: WireSampling
     remaining_s: float
-    def __init__(self, request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[WireSampling, _Mapping]] = ..., remaining_s: _Optional[float] = ...) -> None: ...
+    num_resumed_tokens: int
+    def __init__(self, request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[WireSampling, _Mapping]] = ..., remaining_s: _Optional[float] = ..., num_resumed_tokens: _Optional[int] = ...) -> None: ...
 
 class WireSampling(_message.Message):
-    __slots__ = ("max_tokens", "temperature", "top_k", "top_p", "seed", "stop_token_ids")
+    __slots__ = ("max_tokens", "temperature", "top_k", "top_p", "seed", "stop_token_ids", "min_tokens", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "num_logprobs")
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     TOP_K_FIELD_NUMBER: _ClassVar[int]
     TOP_P_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MIN_P_FIELD_NUMBER: _ClassVar[int]
+    REPETITION_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    PRESENCE_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    FREQUENCY_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    LOGIT_BIAS_FIELD_NUMBER: _ClassVar[int]
+    NUM_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     max_tokens: int
     temperature: float
     top_k: int
     top_p: float
     seed: int
     stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, max_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., seed: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    min_tokens: int
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: _containers.RepeatedCompositeFieldContainer[_inference_pb2.LogitBias]
+    num_logprobs: int
+    def __init__(self, max_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., seed: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., min_tokens: _Optional[int] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Iterable[_Union[_inference_pb2.LogitBias, _Mapping]]] = ..., num_logprobs: _Optional[int] = ...) -> None: ...
 
 class WireReservation(_message.Message):
-    __slots__ = ("decode_worker", "decode_address", "decode_incarnation", "epoch", "block_ids", "num_shared_blocks", "num_shared_tokens")
+    __slots__ = ("decode_worker", "decode_address", "decode_incarnation", "epoch", "block_ids", "num_shared_blocks", "num_shared_tokens", "prompt_digest")
     DECODE_WORKER_FIELD_NUMBER: _ClassVar[int]
     DECODE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     DECODE_INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -177,6 +198,7 @@ class WireReservation(_message.Message):
     BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
     NUM_SHARED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     NUM_SHARED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_DIGEST_FIELD_NUMBER: _ClassVar[int]
     decode_worker: str
     decode_address: str
     decode_incarnation: str
@@ -184,7 +206,8 @@ class WireReservation(_message.Message):
     block_ids: _containers.RepeatedScalarFieldContainer[int]
     num_shared_blocks: int
     num_shared_tokens: int
-    def __init__(self, decode_worker: _Optional[str] = ..., decode_address: _Optional[str] = ..., decode_incarnation: _Optional[str] = ..., epoch: _Optional[int] = ..., block_ids: _Optional[_Iterable[int]] = ..., num_shared_blocks: _Optional[int] = ..., num_shared_tokens: _Optional[int] = ...) -> None: ...
+    prompt_digest: int
+    def __init__(self, decode_worker: _Optional[str] = ..., decode_address: _Optional[str] = ..., decode_incarnation: _Optional[str] = ..., epoch: _Optional[int] = ..., block_ids: _Optional[_Iterable[int]] = ..., num_shared_blocks: _Optional[int] = ..., num_shared_tokens: _Optional[int] = ..., prompt_digest: _Optional[int] = ...) -> None: ...
 
 class PrefillRequest(_message.Message):
     __slots__ = ("request", "reservation")
@@ -203,12 +226,14 @@ class PrefillEvent(_message.Message):
     def __init__(self, first_token: _Optional[_Union[FirstToken, _Mapping]] = ..., transfer_done: _Optional[_Union[TransferDone, _Mapping]] = ...) -> None: ...
 
 class FirstToken(_message.Message):
-    __slots__ = ("token_id", "times")
+    __slots__ = ("token_id", "times", "logprobs")
     TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
     TIMES_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     token_id: int
     times: PrefillTimes
-    def __init__(self, token_id: _Optional[int] = ..., times: _Optional[_Union[PrefillTimes, _Mapping]] = ...) -> None: ...
+    logprobs: _inference_pb2.Logprobs
+    def __init__(self, token_id: _Optional[int] = ..., times: _Optional[_Union[PrefillTimes, _Mapping]] = ..., logprobs: _Optional[_Union[_inference_pb2.Logprobs, _Mapping]] = ...) -> None: ...
 
 class PrefillTimes(_message.Message):
     __slots__ = ("queue_s", "prefill_s", "num_cached_tokens", "num_chunks")
@@ -277,18 +302,20 @@ class Reserved(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., reservation: _Optional[_Union[WireReservation, _Mapping]] = ...) -> None: ...
 
 class NewToken(_message.Message):
-    __slots__ = ("request_id", "token_id", "index", "done", "prefill_times")
+    __slots__ = ("request_id", "token_id", "index", "done", "prefill_times", "logprobs")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
     PREFILL_TIMES_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     token_id: int
     index: int
     done: DecodeDone
     prefill_times: PrefillTimes
-    def __init__(self, request_id: _Optional[str] = ..., token_id: _Optional[int] = ..., index: _Optional[int] = ..., done: _Optional[_Union[DecodeDone, _Mapping]] = ..., prefill_times: _Optional[_Union[PrefillTimes, _Mapping]] = ...) -> None: ...
+    logprobs: _inference_pb2.Logprobs
+    def __init__(self, request_id: _Optional[str] = ..., token_id: _Optional[int] = ..., index: _Optional[int] = ..., done: _Optional[_Union[DecodeDone, _Mapping]] = ..., prefill_times: _Optional[_Union[PrefillTimes, _Mapping]] = ..., logprobs: _Optional[_Union[_inference_pb2.Logprobs, _Mapping]] = ...) -> None: ...
 
 class DecodeDone(_message.Message):
     __slots__ = ("finish_reason", "slot_wait_s", "decode_s")

@@ -43,11 +43,12 @@ def test_every_make_target_that_the_readme_names_exists():
     assert {target for target in named if f"\n{target}:" not in makefile} == set()
 
 
-def test_the_python_example_of_the_readme_uses_names_that_exist():
+def test_the_python_examples_of_the_readme_use_names_that_exist():
     import twophase.client
 
-    (block,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
-    compile(block, "README.md", "exec")
+    block, *others = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    for example in (block, *others):
+        compile(example, "README.md", "exec")
     names = re.search(r"from twophase.client import (.*)", block)
     assert names is not None
     assert [n for n in names[1].split(", ") if not hasattr(twophase.client, n)] == []

@@ -56,7 +56,7 @@ def make_info(name, role=Role.DECODE, *, layout=LAYOUT, incarnation="1", **chang
         incarnation=incarnation,
         model="tiny",
         layout=layout,
-        attention="reference: a test",
+        kernels="reference: a test",
         **(fields | changes),
     )
 
@@ -83,6 +83,7 @@ def reserved(request_id="r", *, decode="decode-0", num_shared_tokens=4):
             block_ids=(3, 5),
             num_shared_blocks=num_shared_tokens // 4,
             num_shared_tokens=num_shared_tokens,
+            prompt_digest=9,
         ),
     )
 

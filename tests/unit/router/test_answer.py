@@ -133,6 +133,7 @@ class TestTheEnd:
         answer = receiving()
         error = PeerLost("decode-0", "killed")
         assert answer.take(RequestFailed("r", error), 12.0) == Failure(error, is_from_prefill=False)
+        answer.fail()
         assert answer.state is RequestState.FAILED
 
     def test_an_incomplete_answer_has_no_completion(self):

@@ -17,7 +17,7 @@ from core.errors import (
     TransferFailure,
     TwophaseError,
 )
-from core.request import attempt_id, id_of_attempt
+from core.request import FinishReason, attempt_id, id_of_attempt
 from core.worker import CancelRequest, RequestFailed, Reserve, Role
 from router.dispatch import Dispatcher, DispatchPolicy
 from router.placement import DecodeLoad, Placement, PrefillLoad
@@ -102,6 +102,28 @@ async def cluster(fleet, join, clock):
             await join("prefill-1", Role.PREFILL, incarnation="4"),
         ]
         yield cluster
+
+
+class TestAnAnswerThatItsTextEnds:
+    async def test_keeps_the_tokens_up_to_the_end_and_gives_up_the_rest(self, cluster):
+        async def deliver(token_ids):
+            cluster.tokens += token_ids
+            return 2 if 102 in token_ids else None
+
+        cluster.deliver = deliver
+        task = cluster.start(make_request(max_tokens=9))
+        decode, call = await cluster.prefilling("r")
+        cluster.clock.advance(1.0)
+        call.say(FIRST)
+        await until(lambda: cluster.tokens)
+        cluster.clock.advance(2.0)
+        # What fails in the same moment is too late to matter.
+        decode.update(token(1), token(2), token(3), RequestFailed("r", LINK_LOST))
+        completion = await task
+        assert completion.usage.num_output_tokens == 3
+        assert completion.finish_reason is FinishReason.STOP
+        assert completion.phases.decode_s == 2.0
+        await cluster.nothing_is_left()
 
 
 class TestALifeWithADeath:

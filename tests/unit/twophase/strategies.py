@@ -157,6 +157,7 @@ statuses = fields(
     num_transfer_bytes=wides,
     num_waiting_prompt_tokens=wides,
     kernels=texts,
+    quarantine_age_s=st.floats(0, 1e9),
     links=st.lists(
         fields(
             LinkStatus,

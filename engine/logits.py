@@ -1,0 +1,73 @@
+"""What a request changes about its logits before a token is drawn, and what it is told of them.
+
+In this order, each row by itself and in float32: bias, stop tokens ruled out while the answer is
+too short, then the penalties (the order of vLLM's sampler). Nothing here draws: `sampler` does.
+Letters: B rows, V vocabulary.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from core.request import Logprobs, SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """The tokens of a sequence before the one that is drawn, as its request sees them."""
+
+    prompt_token_ids: Sequence[int]
+    output_token_ids: Sequence[int]
+
+
+def changed_logits(
+    logits_BV: torch.Tensor, params: Sequence[SamplingParams], histories: Sequence[History | None]
+) -> torch.Tensor:
+    """The logits to draw from; the tensor itself when no request changes any.
+
+    Args:
+        logits_BV: the model's; not written to.
+        params: of each row.
+        histories: of each row; one that params.needs_history has is never None.
+    """
+    rows = [row for row, p in enumerate(params) if p.logit_bias or p.needs_history]
+    if not rows:
+        return logits_BV
+    changed_BV = (
+        logits_BV.float().clone() if logits_BV.dtype == torch.float32 else logits_BV.float()
+    )
+    for row in rows:
+        _change(changed_BV[row], params[row], histories[row])
+    return changed_BV
+
+
+def logprobs_of(logits_V: torch.Tensor, token_id: int, num_top: int) -> Logprobs:
+    """Log-probabilities under the unchanged logits of one row, in float32."""
+    logprobs_V = logits_V.float().log_softmax(dim=-1)
+    top = logprobs_V.topk(min(num_top, logprobs_V.numel()))
+    pairs = zip(top.indices.tolist(), top.values.tolist(), strict=True)
+    return Logprobs(float(logprobs_V[token_id]), tuple(pairs))
+
+
+def _change(logits_V: torch.Tensor, params: SamplingParams, history: History | None) -> None:
+    for token_id, bias in params.logit_bias:
+        logits_V[token_id] += bias
+    if history is None:
+        assert not params.needs_history
+        return
+    output = np.asarray(history.output_token_ids, dtype=np.int64)
+    if len(output) < params.min_tokens:
+        logits_V[list(params.stop_token_ids)] = float("-inf")
+    if params.repetition_penalty != 1.0:
+        prompt = np.asarray(history.prompt_token_ids, dtype=np.int64)
+        seen = torch.from_numpy(np.unique(np.concatenate([prompt, output]))).to(logits_V.device)
+        values = logits_V[seen]
+        penalty = params.repetition_penalty
+        logits_V[seen] = torch.where(values > 0, values / penalty, values * penalty)
+    if len(output) and (params.frequency_penalty or params.presence_penalty):
+        ids, counts = np.unique(output, return_counts=True)
+        penalties = params.frequency_penalty * counts + params.presence_penalty
+        taken = torch.from_numpy(penalties.astype(np.float32)).to(logits_V.device)
+        logits_V[torch.from_numpy(ids).to(logits_V.device)] -= taken
