@@ -8,9 +8,53 @@ rank, D head size.
 
 import torch
 
+from core.errors import ConfigError
 from core.layout import Dtype, KVLayout
 
 TORCH_DTYPES = {Dtype.FLOAT32: torch.float32, Dtype.BFLOAT16: torch.bfloat16}
+
+
+DEFAULT_BYTES = 1 << 30
+# Of a card's memory that is free once the weights are there; the rest is for what a step computes
+# with, for graphs, and for what links stage.
+CARD_SHARE = 0.85
+
+
+def num_cache_blocks(
+    layout: KVLayout,
+    *,
+    kv_cache_bytes: int | None,
+    free_bytes: int | None,
+    num_scratch_blocks: int = 0,
+) -> int:
+    """How many blocks the caches have, scratch blocks included.
+
+    kv_cache_bytes are those of all ranks. None is DEFAULT_BYTES or, where free_bytes tells how much
+    memory each rank's card has left, CARD_SHARE of that.
+
+    Raises:
+        ConfigError: there is no room for a block, or less memory is free than was asked for.
+    """
+    size = layout.tensor_parallel_size
+    if free_bytes is not None:
+        if kv_cache_bytes is None:
+            kv_cache_bytes = int(size * free_bytes * CARD_SHARE)
+        if kv_cache_bytes > size * free_bytes:
+            raise ConfigError(
+                "kv_cache_bytes",
+                f"{kv_cache_bytes} bytes for {size} ranks, and a card has {free_bytes} free bytes "
+                "with the weights in it",
+            )
+    kv_cache_bytes = DEFAULT_BYTES if kv_cache_bytes is None else kv_cache_bytes
+    block_bytes = size * layout.rank_block_bytes
+    num_blocks = kv_cache_bytes // block_bytes
+    if num_blocks < 1 + num_scratch_blocks:
+        raise ConfigError(
+            "kv_cache_bytes",
+            f"{kv_cache_bytes} bytes hold no block: one block of {layout.block_size} tokens "
+            f"takes {block_bytes} bytes",
+        )
+    return num_blocks
 
 
 class KVCache:

@@ -13,12 +13,13 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch._C._distributed_c10d import TCPStore
 
-from core.config import EngineConfig, PoolConfig
+from core.config import DecodeConfig, EngineConfig, PoolConfig
 from core.errors import PeerLost
 from core.layout import Dtype
 from engine.parallel import HOST, TensorParallel
@@ -36,20 +37,25 @@ Allocate = Callable[[int], SharedMemory]
 class EngineSettings:
     """One worker's engine.
 
-    num_threads are those of each rank; cores those of all ranks, in order; device is "cpu", or
-    "cuda", of which rank i takes the i-th.
+    num_threads are those of each rank; cores and gpus those of all ranks, in order; device is
+    "cpu", or "cuda", where rank i takes the i-th card of gpus, or else card i. block_size and
+    kv_cache_bytes as `Runner` takes them. max_batch_tokens are the most that a step will have,
+    max_decode_sequences the most sequences of a decode step that is to be a graph.
     """
 
     model_directory: Path
     dtype: Dtype
-    block_size: int
-    kv_cache_bytes: int
     num_threads: int
+    block_size: int | None = None
+    kv_cache_bytes: int | None = None
     max_context_tokens: int | None = None
     tensor_parallel: int = 1
     nice: int = 0
     cores: tuple[int, ...] | None = None
     device: str = "cpu"
+    gpus: tuple[int, ...] | None = None
+    max_batch_tokens: int = 0
+    max_decode_sequences: int = 0
 
     @classmethod
     def of(
@@ -57,9 +63,14 @@ class EngineSettings:
         model_directory: Path,
         engine: EngineConfig,
         pool: PoolConfig,
+        *,
         cores: tuple[int, ...] | None,
+        gpus: tuple[int, ...] | None = None,
     ) -> "EngineSettings":
-        """The settings of one worker of `pool`."""
+        """The settings of one worker of `pool`, of which it has these cores and cards."""
+        num_graph_sequences = 0
+        if isinstance(pool, DecodeConfig) and pool.cuda_graphs:
+            num_graph_sequences = pool.max_num_sequences
         return cls(
             model_directory=model_directory,
             dtype=engine.dtype,
@@ -70,7 +81,17 @@ class EngineSettings:
             tensor_parallel=pool.tensor_parallel,
             nice=engine.nice,
             cores=cores,
+            device=engine.device,
+            gpus=gpus,
+            max_batch_tokens=pool.max_batch_tokens,
+            max_decode_sequences=num_graph_sequences,
         )
+
+    def device_of(self, rank: int) -> str:
+        """The device of one rank, as torch names it."""
+        if self.device == "cpu":
+            return self.device
+        return f"{self.device}:{self.gpus[rank] if self.gpus is not None else rank}"
 
     def cores_of(self, rank: int) -> tuple[int, ...] | None:
         """Cores of one rank; None leaves the choice to the system."""
@@ -92,7 +113,8 @@ class EngineSettings:
             max_context_tokens=self.max_context_tokens,
             nice=self.nice,
             cores=self.cores_of(rank),
-            device=f"cuda:{rank}" if self.device == "cuda" else self.device,
+            device=self.device_of(rank),
+            max_decode_sequences=self.max_decode_sequences,
         )
 
 
@@ -100,7 +122,8 @@ class EngineSettings:
 def running_engine(settings: EngineSettings, allocate: Allocate | None = None) -> Iterator[Runner]:
     """A warm runner, with its other ranks if it has any, while the context lasts.
 
-    allocate(num_bytes) lends the memory of all ranks' caches; None leaves it to the engine.
+    allocate(num_bytes) lends the memory of all ranks' caches where they lie in a CPU's memory; None
+    leaves it to the engine.
 
     Raises:
         ModelError, ConfigError: the model cannot be run like this.
@@ -110,11 +133,14 @@ def running_engine(settings: EngineSettings, allocate: Allocate | None = None) -
     """
     with ExitStack() as stack:
         if settings.tensor_parallel == 1:
-            lend = None if allocate is None else lambda num_bytes: allocate(num_bytes).storage
+            lend = None
+            if allocate is not None and settings.device == "cpu":
+                lend = partial(_storage, allocate)
             runner = settings.of_rank(0, 0).load(lend, None)
         else:
             runner = _lead(settings, allocate or _own_memory(stack), stack)
-        runner.warm_up()
+        # On a CPU the largest step takes seconds and proves nothing: memory is the system's.
+        runner.warm_up(0 if settings.device == "cpu" else settings.max_batch_tokens)
         yield runner
 
 
@@ -141,6 +167,10 @@ def _lead(settings: EngineSettings, allocate: Allocate, stack: ExitStack) -> Run
     for follower in followers:
         follower.expect(LOADED)
     return runner
+
+
+def _storage(allocate: Allocate, num_bytes: int) -> torch.Tensor:
+    return allocate(num_bytes).storage
 
 
 def _own_memory(stack: ExitStack) -> Allocate:

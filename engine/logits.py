@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from core.request import Logprobs, SamplingParams
+from core.request import Logprobs, Request, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +20,18 @@ class History:
 
     prompt_token_ids: Sequence[int]
     output_token_ids: Sequence[int]
+
+
+def history_of(request: Request, output_token_ids: Sequence[int]) -> History | None:
+    """Prompt and answer of a request, of which this worker made output_token_ids; None unneeded."""
+    if not request.sampling.needs_history:
+        return None
+    num_prompt_tokens = request.num_prompt_tokens - request.num_resumed_tokens
+    prompt, resumed = (
+        request.prompt_token_ids[:num_prompt_tokens],
+        request.prompt_token_ids[num_prompt_tokens:],
+    )
+    return History(prompt, [*resumed, *output_token_ids])
 
 
 def changed_logits(

@@ -55,6 +55,10 @@ class Parallel(Protocol):
         """Rank 0 tells the others about the next step, as flat int64."""
         ...
 
+    def smallest(self, value: int) -> int:
+        """The least of all ranks' values; the same on all of them."""
+        ...
+
 
 class SingleRank:
     """A worker of one rank: nobody to talk to."""
@@ -72,6 +76,10 @@ class SingleRank:
 
     def announce(self, words: torch.Tensor) -> None:
         """Nobody listens."""
+
+    def smallest(self, value: int) -> int:
+        """`value` itself."""
+        return value
 
 
 class TensorParallel:
@@ -133,6 +141,15 @@ class TensorParallel:
         self._broadcast(head)
         if words.numel() > _INLINE_WORDS:
             self._broadcast(words[_INLINE_WORDS:].contiguous())
+
+    def smallest(self, value: int) -> int:
+        """See `Parallel`."""
+        least = torch.tensor([value])
+        options: Any = distributed.AllreduceOptions()  # the stubs refuse the operation
+        options.reduceOp = distributed.ReduceOp.MIN
+        with _lost_if_it_fails():
+            self._step_group.allreduce([least], options).wait()
+        return int(least)
 
     def next_announcement(self) -> torch.Tensor:
         """What rank 0 announces next; waits as long as it lives."""

@@ -20,6 +20,7 @@ import torch
 
 from core.errors import PeerLost
 from core.layout import Dtype
+from engine.device import open_device
 from engine.parallel import TensorParallel, open_store
 from engine.runner import Runner
 from engine.shared_memory import map_shared_of
@@ -29,19 +30,20 @@ UP, LOADED = "up", "loaded"
 
 @dataclass(frozen=True, slots=True)
 class RankSettings:
-    """What one rank is told; kv_cache_bytes are those of all ranks together."""
+    """What one rank is told, as `Runner` takes it; device as torch names it."""
 
     rank: int
     size: int
     model_directory: str
     dtype: Dtype
-    block_size: int
-    kv_cache_bytes: int
+    block_size: int | None
+    kv_cache_bytes: int | None
     num_threads: int
     max_context_tokens: int | None
     nice: int
     cores: tuple[int, ...] | None
     device: str
+    max_decode_sequences: int
     store_port: int
 
     def to_json(self) -> str:
@@ -60,7 +62,8 @@ class RankSettings:
             num_threads=self.num_threads,
             allocate=allocate,
             max_context_tokens=self.max_context_tokens,
-            device=self.device,
+            max_decode_sequences=self.max_decode_sequences,
+            device=open_device(self.device),
             parallel=parallel,
         )
 

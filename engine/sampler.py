@@ -5,12 +5,15 @@ worker, or what was drawn before. So a request that is moved, resumed or batched
 what it would have drawn. Letters: B rows, V vocabulary.
 """
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 import torch
 
-from core.request import SamplingParams
+from core.request import Logprobs, SamplingParams
+from engine.batch import SequenceStep
+from engine.logits import changed_logits, logprobs_of
 
 PHILOX_MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
 PHILOX_WEYL = (np.uint64(0x9E3779B9), np.uint64(0xBB67AE85))
@@ -24,8 +27,8 @@ def sample(
 ) -> list[int]:
     """One token id per row; positions are those that the drawn tokens will have.
 
-    temperature 0 takes the largest logit, the lowest id of equals. Otherwise temperature, top_k,
-    top_p in this order, in float32; tokens that tie with the last one kept are kept too.
+    temperature 0 takes the largest logit, the lowest id of equals. Otherwise temperature, min_p,
+    top_k, top_p in this order, in float32; tokens that tie with the last one kept are kept too.
     """
     token_ids = _largest(logits_BV)
     rows = [row for row, p in enumerate(params) if p.temperature > 0]
@@ -37,11 +40,36 @@ def sample(
     return token_ids
 
 
+def sampled_tokens(
+    logits_BV: torch.Tensor, steps: Sequence[SequenceStep]
+) -> tuple[list[int | None], dict[int, Logprobs]]:
+    """Token ids as in StepResult, and log-probabilities; logits come for sampled steps alone."""
+    rows = [(i, step, step.sampling) for i, step in enumerate(steps) if step.sampling is not None]
+    params = [sampling for _, _, sampling in rows]
+    changed_BV = changed_logits(logits_BV, params, [step.history for _, step, _ in rows])
+    drawn = sample(changed_BV, params, [step.end for _, step, _ in rows])
+    token_ids: list[int | None] = [None] * len(steps)
+    logprobs = {}
+    for (i, _, sampling), logits_V, token_id in zip(rows, logits_BV, drawn, strict=True):
+        token_ids[i] = token_id
+        if sampling.num_logprobs is not None:
+            logprobs[i] = logprobs_of(logits_V, token_id, sampling.num_logprobs)
+    return token_ids, logprobs
+
+
 def _largest(logits_BV: torch.Tensor) -> list[int]:
     """The id of each row's largest logit, the lowest of equals."""
     if logits_BV.device.type == "cpu":  # numpy's argmax is vectorised, torch's is not: 4-15 x
         return [int(i) for i in logits_BV.float().numpy().argmax(axis=-1)]
-    return [int(i) for i in logits_BV.argmax(dim=-1).tolist()]
+    return [int(i) for i in first_largest(logits_BV).tolist()]
+
+
+def first_largest(logits_BV: torch.Tensor) -> torch.Tensor:
+    """The same on any device, as a tensor; torch's argmax takes any of equals."""
+    last = logits_BV.shape[1] - 1
+    ids_V = torch.arange(last + 1, device=logits_BV.device)
+    is_largest_BV = logits_BV == logits_BV.amax(dim=-1, keepdim=True)
+    return torch.where(is_largest_BV, ids_V, last).amin(dim=-1)
 
 
 def uniform(seeds: Sequence[int], positions: Sequence[int]) -> np.ndarray:
@@ -82,6 +110,9 @@ def _draw(logits_V: torch.Tensor, params: SamplingParams, uniform_: float) -> in
     only if `uniform_` lies within rounding of a boundary.
     """
     scaled_V = logits_V.float() / params.temperature
+    if params.min_p > 0.0:
+        least = scaled_V.max() + math.log(params.min_p)
+        scaled_V = scaled_V.masked_fill(scaled_V < least, float("-inf"))
     if 0 < params.top_k < scaled_V.numel():
         least = scaled_V.topk(params.top_k).values[-1]
         scaled_V = scaled_V.masked_fill(scaled_V < least, float("-inf"))

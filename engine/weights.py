@@ -7,7 +7,7 @@ part is read. Letters: M model width, V vocabulary, O and I output and input wid
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,6 +53,9 @@ class ModelWeights:
     layers: list[LayerWeights]
     final_norm_M: torch.Tensor
     lm_head_VM: torch.Tensor
+
+
+LoadWeights = Callable[[Path, Shard, Dtype, torch.device], ModelWeights]
 
 
 def load_weights(

@@ -1,10 +1,14 @@
-"""What one rank asks of its groups; the groups are recorded, not real."""
+"""What one rank asks of its groups; where nothing else is said they are recorded, not real."""
+
+import socket
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from torch._C._distributed_c10d import TCPStore
 
 from core.errors import PeerLost
-from engine.parallel import SingleRank, TensorParallel
+from engine.parallel import HOST, SingleRank, TensorParallel, open_store
 
 
 class Group:
@@ -54,3 +58,20 @@ def test_a_single_rank_has_nobody_to_ask():
     alone, logits = SingleRank(), torch.ones(2, 3)
     assert alone.all_reduce(logits) is logits
     assert alone.gather(logits) is logits
+    assert alone.smallest(5) == 5
+
+
+def test_ranks_agree_on_the_least_of_their_values():
+    listening = socket.create_server((HOST, 0))
+    port = listening.getsockname()[1]
+    store = TCPStore(
+        HOST, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach()
+    )
+    stores = (store, open_store(port))
+
+    def value_of(rank):
+        parallel = TensorParallel.build(stores[rank], rank, 2, device=torch.device("cpu"))
+        return parallel.smallest((3 << 40, 7)[rank])
+
+    with ThreadPoolExecutor(2) as threads:
+        assert list(threads.map(value_of, (0, 1), timeout=60)) == [7, 7]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from core.request import SamplingParams
-from engine.sampler import philox, sample, uniform
+from engine.sampler import first_largest, philox, sample, uniform
 
 V = 50
 
@@ -140,3 +140,14 @@ def test_seed_and_position_change_the_draw_and_nothing_else_does():
     assert len({draw(seed, 5)[0] for seed in range(8)}) > 4
     assert len({draw(1, position)[0] for position in range(8)}) > 4
     assert draw(2**63 - 1, 5) != draw(2**31 - 1, 5)
+
+
+def test_the_first_of_equal_logits_is_taken_on_any_device():
+    rows = torch.tensor([[1.0, 3.0, 3.0, 2.0], [5.0, 5.0, 5.0, 5.0], [0.0, -1.0, -2.0, 4.0]])
+    greedy = [SamplingParams()] * 3
+    assert first_largest(rows).tolist() == sample(rows, greedy, [0, 0, 0]) == [1, 0, 3]
+    assert first_largest(rows.bfloat16()).tolist() == [1, 0, 3]
+    random = random_logits(20, seed=9, size=500)
+    assert first_largest(random).tolist() == random.argmax(dim=-1).tolist()
+    nan = torch.full((1, 4), float("nan"))
+    assert 0 <= int(first_largest(nan)) < 4
