@@ -59,6 +59,8 @@ class LinkStatus:
 class WorkerStatus:
     """What a worker holds right now; idle means `held` is all zero.
 
+    num_runnable_requests: those whose next step waits for the device alone; while there are any,
+    num_steps rises, or the worker is wedged. is_draining: it stops, and takes nothing new.
     quarantine_age_s: how long the oldest quarantined reservation waits for its writer to be fenced,
     0 without one. More than some seconds mean a peer that neither answers nor dies.
     """
@@ -83,6 +85,8 @@ class WorkerStatus:
     kernels: str = ""
     links: tuple[LinkStatus, ...] = ()
     quarantine_age_s: float = 0.0
+    num_runnable_requests: int = 0
+    is_draining: bool = False
 
     @property
     def held(self) -> dict[str, int]:
@@ -96,6 +100,19 @@ class WorkerStatus:
             "open transfers": self.num_open_transfers,
             "handler tasks": self.num_handler_tasks,
         }
+
+
+@dataclass(frozen=True, slots=True)
+class StuckWorker:
+    """A worker that a router gave up although its process may live: it has to be replaced.
+
+    age_s is the time since then; a worker that was started later is another one.
+    """
+
+    name: WorkerName
+    address: str
+    why: str
+    age_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,11 +230,15 @@ class RequestFailed:
 
 @dataclass(frozen=True, slots=True)
 class DecodeUpdate:
-    """What one step, or one change between steps, did for the requests of one router."""
+    """What one step, or one change between steps, did for the requests of one router.
+
+    is_draining: the worker stops; whoever can be served elsewhere should be.
+    """
 
     reserved: tuple[Reserved, ...] = ()
     tokens: tuple[NewToken, ...] = ()
     failed: tuple[RequestFailed, ...] = ()
+    is_draining: bool = False
 
 
 @dataclass(slots=True)

@@ -18,6 +18,7 @@ class DecodeWorkerConfig:
     pool: DecodeConfig
     transfer: TransferConfig
     cores: tuple[int, ...] | None = None
+    gpus: tuple[int, ...] | None = None
 
     @classmethod
     def from_cluster(
@@ -33,4 +34,5 @@ class DecodeWorkerConfig:
             pool=cluster.decode,
             transfer=cluster.transfer,
             cores=cluster.decode.cores_of(replica),
+            gpus=cluster.decode.gpus_of(replica),
         )

@@ -91,6 +91,10 @@ class Handoffs:
         """Handoffs that are not decided."""
         return len(self._inbound)
 
+    def quarantine_age_s(self, now_s: float) -> float:
+        """How long the handoff that failed first waits for its writer to be fenced; 0 without."""
+        return max((i.transfer.quarantine_age_s(now_s) for i in self._inbound.values()), default=0.0)
+
     def open(self, reservation: Reservation, lease_until_s: float) -> None:
         """Expect the KV cache of a reservation until the end of its lease."""
         transfer = InboundTransfer(reservation, layout=self._layout, lease_until_s=lease_until_s)

@@ -35,6 +35,9 @@ from kv_transfer.connection import local_endpoint
 from kv_transfer.pages import view_as_pages
 from kv_transfer.reshape import CacheShape, Reshape, require_reshapable
 
+# One piece may be spoilt; two in a row of two handoffs mean that bytes and headers are out of step.
+MAX_WRONG_PIECES = 2
+
 Say = Callable[[LinkDown], None]
 
 
@@ -47,6 +50,27 @@ class _Link:
     thread: ThreadPoolExecutor
     reshape: Reshape
     num_bytes: int = 0
+    num_wrong_pieces: int = 0
+
+
+class _Drop:
+    """Ends the coroutine of a link from outside it, so that its stream can still end in order."""
+
+    def __init__(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
+        self._is_ordered = False
+
+    def __call__(self) -> None:
+        """Idempotent."""
+        if not self._is_ordered:
+            self._is_ordered = True
+            self._task.cancel()
+
+    def was_all(self) -> bool:
+        """Whether a cancel that just came was this and nobody else's; it is forgotten then."""
+        return self._is_ordered and self._task.uncancel() == 0
 
 
 class LinkServer:
@@ -110,7 +134,8 @@ class LinkServer:
         )
         detail = "its stream ended"
         self._links[link.link_id] = link
-        self._add(link, say)
+        drop = _Drop()
+        self._worker.handoffs.add_link(link.link_id, link.receiver, say=say, drop=drop)
         try:
             await self._in_thread(
                 link, lambda: link.receiver.accept(self._config.connect_timeout_s)
@@ -118,6 +143,11 @@ class LinkServer:
             await self._read(link, messages)
         except PeerLost as error:
             detail = str(error)
+        except asyncio.CancelledError:
+            # A handler that ends as cancelled tells the caller nothing: it would wait for ever.
+            if not drop.was_all():
+                raise
+            detail = "it was dropped: an Abort was left unanswered"
         finally:
             self._close(link, detail)
 
@@ -161,15 +191,6 @@ class LinkServer:
                 "torch",
             )
 
-    def _add(self, link: _Link, say: Say) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-
-        def drop() -> None:
-            task.cancel()
-
-        self._worker.handoffs.add_link(link.link_id, link.receiver, say=say, drop=drop)
-
     async def _read(self, link: _Link, messages: AsyncIterator[LinkUp]) -> None:
         async for message in messages:
             if isinstance(message, Piece):
@@ -191,7 +212,9 @@ class LinkServer:
             await _until_done(taken)
         finally:
             self._taken(link, piece, taken)
-        taken.result()
+        checksum = taken.result()
+        if targets is not None:
+            self._require_in_step(link, is_wrong=checksum != piece.checksum)
 
     def _taken(self, link: _Link, piece: Piece, taken: Future[int]) -> None:
         handoffs, now_s = self._worker.handoffs, self._clock.now_s()
@@ -202,6 +225,13 @@ class LinkServer:
         link.num_bytes += piece.num_bytes
         self.num_bytes += piece.num_bytes
         handoffs.landed(link.link_id, piece, taken.result(), now_s)
+
+    def _require_in_step(self, link: _Link, *, is_wrong: bool) -> None:
+        """End a link on which every further piece would be taken for the one before it."""
+        link.num_wrong_pieces = link.num_wrong_pieces + 1 if is_wrong else 0
+        if link.num_wrong_pieces >= MAX_WRONG_PIECES:
+            why = f"{MAX_WRONG_PIECES} pieces in a row came with wrong bytes"
+            raise PeerLost(link.opened_by.prefill_worker, why)
 
     async def _in_thread(self, link: _Link, call: Callable[[], None]) -> None:
         await asyncio.get_running_loop().run_in_executor(link.thread, call)

@@ -7,6 +7,7 @@ from core.timeline import DecodeReport, PrefillReport
 from core.worker import BlockHolder
 from engine.batch import SequenceStep
 from engine.block_pool import Reservation
+from engine.logits import history_of
 
 
 @dataclass(slots=True)
@@ -97,6 +98,7 @@ class Sequence:
             start=start,
             block_table=self.reservation.block_ids,
             sampling=self.request.sampling if is_sampled else None,
+            history=history_of(self.request, self.output_token_ids) if is_sampled else None,
         )
 
     def computed(self, num_tokens: int, compute_s: float) -> None:

@@ -39,7 +39,9 @@ async def serve(
         ModelError, ConfigError: the worker cannot start.
         PeerLost: one of its ranks did not start, or was lost.
     """
-    settings = EngineSettings.of(find_model(config.model), config.engine, config.pool, config.cores)
+    settings = EngineSettings.of(
+        find_model(config.model), config.engine, config.pool, cores=config.cores, gpus=config.gpus
+    )
     device = device_thread(
         nice=settings.nice, num_threads=settings.num_threads, cores=settings.cores_of(0)
     )
@@ -100,7 +102,7 @@ async def _serve(
         max_context_tokens=runner.max_context_tokens,
         vocab_size=runner.config.vocab_size,
         max_num_sequences=config.pool.max_num_sequences,
-        attention=f"{runner.attention_name}: {runner.attention_reason}",
+        kernels=runner.kernels,
     )
     scheduler = Scheduler(
         config.mode,
@@ -108,7 +110,7 @@ async def _serve(
         max_num_sequences=config.pool.max_num_sequences,
     )
     limits = Limits(runner.max_context_tokens, config.pool.max_waiting_requests)
-    pool = BlockPool(runner.num_blocks, config.engine.block_size)
+    pool = BlockPool(runner.num_blocks, runner.layout.block_size)
     worker = DecodeWorker(info, pool, scheduler, limits)
     links = LinkServer(
         info,

@@ -72,8 +72,7 @@ class DecodeService(pb_grpc.WorkerServicer, pb_grpc.DecodeWorkerServicer):
                 failure = TwophaseError(f"the decode step failed: {error}")
                 self._worker.step_failed(failure, self._clock.now_s())
             else:
-                now_s = self._clock.now_s()
-                self._worker.apply(result.token_ids, result.compute_s, now_s)
+                self._worker.apply(result, self._clock.now_s())
             self.changed()
 
     async def run_ticks(self) -> None:
@@ -171,7 +170,9 @@ class DecodeService(pb_grpc.WorkerServicer, pb_grpc.DecodeWorkerServicer):
             num_steps=self._worker.num_steps,
             num_transfer_bytes=self._links.num_bytes,
             num_waiting_prompt_tokens=self._worker.num_waiting_tokens,
+            kernels=self._info.kernels,
             links=self._links.statuses,
+            quarantine_age_s=self._worker.handoffs.quarantine_age_s(self._clock.now_s()),
         )
 
 

@@ -15,7 +15,6 @@ loop's thread; only a step itself runs elsewhere, and what it uses is not freed 
 """
 
 from collections import defaultdict
-from collections.abc import Sequence as Seq
 
 from core.errors import (
     DeadlineExceeded,
@@ -24,7 +23,7 @@ from core.errors import (
     TransferFailure,
     TwophaseError,
 )
-from core.request import RequestId
+from core.request import OutputToken, RequestId
 from core.worker import (
     BlockHolder,
     DecodeDone,
@@ -41,7 +40,7 @@ from decode_worker.handoff import Closed, Failed, Handoffs, Outcome, Proven
 from decode_worker.limits import Limits
 from decode_worker.scheduler import Prompt, Scheduler
 from decode_worker.sequence import Sequence
-from engine.batch import SequenceStep
+from engine.batch import SequenceStep, StepResult
 from engine.block_pool import BlockPool, Reservation
 from kv_transfer.plan import Reservation as InboundReservation
 
@@ -176,19 +175,21 @@ class DecodeWorker:
             self._in_step.append((sequence, share.num_tokens))
         return steps
 
-    def apply(self, token_ids: Seq[int | None], compute_s: float, now_s: float) -> None:
+    def apply(self, result: StepResult, now_s: float) -> None:
         """Take the tokens that the step sampled."""
         self.num_steps += 1
         in_step, self._in_step = self._in_step, []
-        for (sequence, num_tokens), token_id in zip(in_step, token_ids, strict=True):
+        shares = zip(in_step, result.token_ids, strict=True)
+        for i, ((sequence, num_tokens), token_id) in enumerate(shares):
             if sequence.is_ended:
                 self._give_back(sequence)
                 continue
             if sequence.is_running and sequence.first_decode_s is None:
                 sequence.first_decode_s = self._step_started_s
-            sequence.computed(num_tokens, compute_s)
+            sequence.computed(num_tokens, result.compute_s)
             if token_id is not None:
-                self._take_token(sequence, token_id, now_s)
+                token = OutputToken(token_id, result.logprobs.get(i))
+                self._take_token(sequence, token, now_s)
         self._grant(now_s)
 
     def step_failed(self, error: TwophaseError, now_s: float) -> None:
@@ -274,6 +275,7 @@ class DecodeWorker:
             block_ids=reservation.block_ids[:num_blocks],
             num_shared_blocks=reservation.num_shared,
             num_shared_tokens=reservation.num_shared * self.pool.block_size,
+            prompt_digest=sequence.request.prompt_digest,
         )
 
     def _start(self, proven: Proven, now_s: float) -> None:
@@ -286,20 +288,20 @@ class DecodeWorker:
         if request.finish_reason(proven.first_token_id, 1) is not None:
             self._end(sequence, now_s)
 
-    def _take_token(self, sequence: Sequence, token_id: int, now_s: float) -> None:
+    def _take_token(self, sequence: Sequence, token: OutputToken, now_s: float) -> None:
         request, index = sequence.request, len(sequence.output_token_ids)
-        sequence.output_token_ids.append(token_id)
+        sequence.output_token_ids.append(token.token_id)
         prefill = None
         if not sequence.is_running:
             sequence.ready_s = now_s
             prefill = sequence.prefill_report(now_s)
             self._publish(sequence)
-        finish_reason = request.finish_reason(token_id, index + 1)
+        finish_reason = request.finish_reason(token.token_id, index + 1)
         done = None
         if finish_reason is not None:
             done = DecodeDone(finish_reason, sequence.decode_report(now_s))
         self._updates[sequence.session_id].tokens.append(
-            NewToken(request.request_id, token_id, index, done, prefill)
+            NewToken(request.request_id, token.token_id, index, done, prefill, token.logprobs)
         )
         if done is not None:
             self._end(sequence, now_s)

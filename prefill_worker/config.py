@@ -18,6 +18,7 @@ class PrefillWorkerConfig:
     pool: PrefillConfig
     transfer: TransferConfig
     cores: tuple[int, ...] | None = None
+    gpus: tuple[int, ...] | None = None
 
     @classmethod
     def from_cluster(
@@ -35,4 +36,5 @@ class PrefillWorkerConfig:
             pool=pool,
             transfer=cluster.transfer,
             cores=pool.cores_of(replica),
+            gpus=pool.gpus_of(replica),
         )

@@ -64,7 +64,7 @@ class Handoff:
                 computed.num_tokens,
                 computed.block_ids,
                 self._link.clock.now_s(),
-                computed.first_token_id,
+                None if computed.first_token is None else computed.first_token.token_id,
             )
         )
         self._link.changed(self)

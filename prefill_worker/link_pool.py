@@ -154,7 +154,9 @@ class LinkPool:
                 if not isinstance(opened, LinkOpened):
                     raise PeerLost(reservation.decode_worker, "it ended the link at once")
                 reshape = self._reshape(opened)
-                sender = await asyncio.to_thread(self._connect, opened, reshape)
+                sender = await _wanted(
+                    asyncio.get_running_loop().run_in_executor(None, self._connect, opened, reshape)
+                )
                 _require_room_for_a_block(sender, opened)
         except BaseException as error:
             stream.close()
@@ -223,6 +225,20 @@ class LinkPool:
             has_nixl=here.has_nixl,
             has_rdma=here.has_rdma,
         )
+
+
+async def _wanted(building: asyncio.Future[Sender]) -> Sender:
+    """The sender that a thread builds; one that comes when nobody waits any more is closed."""
+    try:
+        return await asyncio.shield(building)
+    except asyncio.CancelledError:
+        building.add_done_callback(_close_sender)
+        raise
+
+
+def _close_sender(built: asyncio.Future[Sender]) -> None:
+    if not built.cancelled() and built.exception() is None:
+        built.result().close()
 
 
 def _require_room_for_a_block(sender: Sender, opened: LinkOpened) -> None:

@@ -32,7 +32,9 @@ async def serve(
         ModelError, ConfigError: the worker cannot start.
         PeerLost: one of its ranks did not start, or was lost.
     """
-    settings = EngineSettings.of(find_model(config.model), config.engine, config.pool, config.cores)
+    settings = EngineSettings.of(
+        find_model(config.model), config.engine, config.pool, cores=config.cores, gpus=config.gpus
+    )
     device = device_thread(
         nice=settings.nice, num_threads=settings.num_threads, cores=settings.cores_of(0)
     )
@@ -65,11 +67,11 @@ async def _serve(
         max_context_tokens=runner.max_context_tokens,
         vocab_size=runner.config.vocab_size,
         max_num_sequences=0,
-        attention=f"{runner.attention_name}: {runner.attention_reason}",
+        kernels=runner.kernels,
     )
     worker = PrefillWorker(
-        BlockPool(runner.num_blocks, config.engine.block_size),
-        block_size=config.engine.block_size,
+        BlockPool(runner.num_blocks, runner.layout.block_size),
+        block_size=runner.layout.block_size,
         max_batch_tokens=config.pool.max_batch_tokens,
         max_waiting=config.pool.max_waiting_requests,
     )

@@ -16,7 +16,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 
 from core.clock import Clock
-from core.errors import InvariantBroken, PeerLost, TwophaseError
+from core.errors import (
+    InvariantBroken,
+    PeerLost,
+    TransferFailed,
+    TransferFailure,
+    TwophaseError,
+)
 from core.request import Request, RequestId
 from core.worker import FirstToken, PrefillEvent, RemoteReservation, Role, WorkerInfo, WorkerStatus
 from engine.runner import Runner
@@ -75,8 +81,7 @@ class PrefillService(pb_grpc.WorkerServicer, pb_grpc.PrefillWorkerServicer):
                 for request_id in self._worker.step_failed():
                     self._tell(request_id, TwophaseError(f"the prefill step failed: {error}"))
                 continue
-            now_s = self._clock.now_s()
-            for computed in self._worker.apply(result.token_ids, result.compute_s, now_s):
+            for computed in self._worker.apply(result, self._clock.now_s()):
                 self._tell(computed.request_id, computed)
 
     async def Prefill(self, request: pb.PrefillRequest, context: Context) -> None:
@@ -92,6 +97,7 @@ class PrefillService(pb_grpc.WorkerServicer, pb_grpc.PrefillWorkerServicer):
     async def _prefill(
         self, request: Request, reservation: RemoteReservation
     ) -> AsyncGenerator[PrefillEvent, None]:
+        _require_same_prompt(request, reservation)
         self._worker.add(request, self._clock.now_s())
         progress = self._progress[request.request_id] = asyncio.Queue()
         self._work.set()
@@ -106,8 +112,9 @@ class PrefillService(pb_grpc.WorkerServicer, pb_grpc.PrefillWorkerServicer):
                 if isinstance(computed, TwophaseError):
                     raise computed
                 handoff.computed(computed)
-                if computed.first_token_id is not None and computed.report is not None:
-                    yield FirstToken(computed.first_token_id, computed.report)
+                first = computed.first_token
+                if first is not None and computed.report is not None:
+                    yield FirstToken(first.token_id, computed.report, first.logprobs)
                     is_prompt_done = True
             yield await handoff.sealed()
         finally:
@@ -155,6 +162,7 @@ class PrefillService(pb_grpc.WorkerServicer, pb_grpc.PrefillWorkerServicer):
             num_steps=self._worker.num_steps,
             num_transfer_bytes=self._links.num_bytes,
             num_waiting_prompt_tokens=self._worker.num_waiting_tokens,
+            kernels=self._info.kernels,
             links=self._links.statuses,
         )
 
@@ -172,3 +180,13 @@ class PrefillService(pb_grpc.WorkerServicer, pb_grpc.PrefillWorkerServicer):
         queue = self._progress.get(request_id)
         if queue is not None:
             queue.put_nowait(progress)
+
+
+def _require_same_prompt(request: Request, reservation: RemoteReservation) -> None:
+    """Refuse a KV cache that decode would take for that of another prompt of as many blocks."""
+    if request.prompt_digest != reservation.prompt_digest:
+        raise TransferFailed(
+            TransferFailure.REFUSED,
+            f"the prompt of {request.num_prompt_tokens} tokens is not the one for which "
+            f"{reservation.decode_worker} reserved blocks",
+        )

@@ -13,15 +13,15 @@ pushing. Everything runs in the event loop's thread; only the step itself runs e
 it uses is not freed before `apply` (or `step_failed`) was called.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from core.errors import InvalidRequest, Overloaded
-from core.request import Request, RequestId, WorkerName
+from core.request import OutputToken, Request, RequestId, WorkerName
 from core.timeline import PrefillReport
 from core.worker import BlockHolder
-from engine.batch import SequenceStep
+from engine.batch import SequenceStep, StepResult
 from engine.block_pool import BlockPool, Reservation
+from engine.logits import history_of
 from prefill_worker.scheduler import Candidate, Scheduler
 
 
@@ -29,13 +29,13 @@ from prefill_worker.scheduler import Candidate, Scheduler
 class Computed:
     """The KV cache of a prompt's first `num_tokens` tokens lies in `block_ids`, its block table.
 
-    first_token_id and report come when that is the whole prompt.
+    first_token and report come when that is the whole prompt.
     """
 
     request_id: RequestId
     num_tokens: int
     block_ids: tuple[int, ...]
-    first_token_id: int | None = None
+    first_token: OutputToken | None = None
     report: PrefillReport | None = None
 
 
@@ -154,18 +154,20 @@ class PrefillWorker:
             if not sequence.is_released and sequence.reservation is not None
         ]
 
-    def apply(
-        self, token_ids: Sequence[int | None], compute_s: float, now_s: float
-    ) -> list[Computed]:
-        """What the step, whose sampled tokens are given, made ready to be pushed."""
+    def apply(self, result: StepResult, now_s: float) -> list[Computed]:
+        """What the step made ready to be pushed."""
         computed = []
         self.num_steps += 1
-        for (sequence, num_tokens), token_id in zip(self._in_step, token_ids, strict=True):
+        shares = zip(self._in_step, result.token_ids, strict=True)
+        for i, ((sequence, num_tokens), token_id) in enumerate(shares):
             sequence.num_computed_tokens += num_tokens
             sequence.num_chunks += 1
-            sequence.compute_s += compute_s
+            sequence.compute_s += result.compute_s
             if not sequence.is_released:
-                computed.append(self._computed(sequence, token_id, now_s))
+                token = None
+                if token_id is not None:
+                    token = OutputToken(token_id, result.logprobs.get(i))
+                computed.append(self._computed(sequence, token, now_s))
         self._end_step()
         return computed
 
@@ -198,7 +200,7 @@ class PrefillWorker:
             sequence.num_cached_tokens = len(shared) * self._block_size
             sequence.num_computed_tokens = sequence.num_cached_tokens
 
-    def _computed(self, sequence: _Sequence, token_id: int | None, now_s: float) -> Computed:
+    def _computed(self, sequence: _Sequence, token: OutputToken | None, now_s: float) -> Computed:
         assert sequence.reservation is not None
         report = None
         if sequence.num_remaining_tokens == 0:
@@ -213,7 +215,7 @@ class PrefillWorker:
             sequence.request.request_id,
             sequence.num_computed_tokens,
             sequence.reservation.block_ids,
-            token_id,
+            token,
             report,
         )
 
@@ -265,4 +267,5 @@ def _step(sequence: _Sequence, num_tokens: int) -> SequenceStep:
         start=start,
         block_table=sequence.reservation.block_ids,
         sampling=request.sampling if is_last else None,
+        history=history_of(request, ()) if is_last else None,
     )

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from core.completion import Completion
 from core.errors import InvariantBroken, TwophaseError
-from core.request import FinishReason, Progress, Request, RequestState, Usage
+from core.request import FinishReason, OutputToken, Progress, Request, RequestState, Usage
 from core.timeline import Phases, PrefillReport, TransferReport
 from core.worker import (
     DecodeDone,
@@ -45,10 +45,10 @@ class Answer:
 
     def __init__(self, request: Request, received_s: float, tokenize_s: float) -> None:
         self.log: list[int] = []
+        self._undelivered: list[OutputToken] = []
         self._request = request
         self._progress = Progress()
-        self._early: dict[int, int] = {}
-        self._num_delivered = 0
+        self._early: dict[int, OutputToken] = {}
         self._num_attempts = 0
         self._is_stopped = False
         self._num_resumed_tokens = 0
@@ -81,7 +81,7 @@ class Answer:
     @property
     def is_complete(self) -> bool:
         """Every token was delivered, and every report that will come is here."""
-        if self._finish_reason is None or self._num_delivered < len(self.log):
+        if self._finish_reason is None or self._undelivered:
             return False
         if self._is_stopped:
             return True
@@ -122,7 +122,7 @@ class Answer:
                 self._prefill = event.report
                 if self._progress.state is RequestState.PREFILLING:
                     self._progress.move(RequestState.TRANSFERRING)
-                self._take_token(0, event.token_id, arrived_s)
+                self._take_token(0, OutputToken(event.token_id, event.logprobs), arrived_s)
             case TransferReport():
                 self._transfer = event
             case NewToken():
@@ -130,7 +130,8 @@ class Answer:
                 self._done = event.done or self._done
                 if self._progress.state in (RequestState.PREFILLING, RequestState.TRANSFERRING):
                     self._progress.move(RequestState.DECODING)
-                self._take_token(event.index, event.token_id, arrived_s)
+                token = OutputToken(event.token_id, event.logprobs)
+                self._take_token(event.index, token, arrived_s)
             case PrefillFailed():
                 # Tokens of decode prove that the KV cache arrived: nothing is needed of prefill.
                 self._is_prefill_lost = True
@@ -149,11 +150,10 @@ class Answer:
         """This attempt is over; `attempt` may begin another."""
         self._progress.move(RequestState.FAILED)
 
-    def take_undelivered(self) -> list[int]:
+    def take_undelivered(self) -> list[OutputToken]:
         """Tokens that may be delivered now; each is returned once."""
-        token_ids = self.log[self._num_delivered :]
-        self._num_delivered = len(self.log)
-        return token_ids
+        tokens, self._undelivered = self._undelivered, []
+        return tokens
 
     def delivered(self, now_s: float) -> None:
         """What `take_undelivered` returned was handed to the transport."""
@@ -164,7 +164,6 @@ class Answer:
     def stop(self, num_dropped: int) -> None:
         """The text is complete without the last `num_dropped` tokens: nothing more is needed."""
         del self.log[len(self.log) - num_dropped :]
-        self._num_delivered = len(self.log)
         self._finish_reason = FinishReason.STOP
         self._is_stopped = True
 
@@ -187,12 +186,13 @@ class Answer:
             failures=failures,
         )
 
-    def _take_token(self, index: int, token_id: int, arrived_s: float) -> None:
-        self._early[self._num_resumed_tokens + index] = token_id
+    def _take_token(self, index: int, token: OutputToken, arrived_s: float) -> None:
+        self._early[self._num_resumed_tokens + index] = token
         while len(self.log) in self._early:
-            token_id = self._early.pop(len(self.log))
-            self.log.append(token_id)
-            self._finish_reason = self._request.finish_reason(token_id, len(self.log))
+            token = self._early.pop(len(self.log))
+            self.log.append(token.token_id)
+            self._undelivered.append(token)
+            self._finish_reason = self._request.finish_reason(token.token_id, len(self.log))
         self._token_arrived_s = arrived_s
         if index == 0:
             self._first_arrived_s = arrived_s

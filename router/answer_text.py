@@ -54,11 +54,18 @@ class StopStrings:
 
 
 class AnswerText:
-    """Token ids in, final text out; one per answer, `finish` is called once, at its end."""
+    """Token ids in, final text out; one per answer, `finish` is called once, at its end.
 
-    def __init__(self, tokenizer: Tokenizer, stops: tuple[str, ...] = ()) -> None:
+    The text of the first min_tokens tokens goes out as it is: a stop string may neither end nor
+    begin in it.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, stops: tuple[str, ...] = (), *, min_tokens: int = 0
+    ) -> None:
         self._detokenizer = Detokenizer(tokenizer)
         self._stops = StopStrings(stops)
+        self._num_unchecked_tokens = min_tokens
 
     @property
     def is_stopped(self) -> bool:
@@ -67,7 +74,11 @@ class AnswerText:
 
     def push(self, token_id: int) -> str:
         """Text that became final with this token; often empty."""
-        return self._stops.push(self._detokenizer.push([token_id]))
+        text = self._detokenizer.push([token_id])
+        if self._num_unchecked_tokens > 0:
+            self._num_unchecked_tokens -= 1
+            return text
+        return self._stops.push(text)
 
     def finish(self) -> str:
         """The rest of the text, if no stop string ended it."""

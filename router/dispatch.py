@@ -20,15 +20,16 @@ from core.clock import Clock
 from core.completion import Completion
 from core.config import Mode, OnFailure
 from core.errors import DeadlineExceeded, PeerLost, TransferFailed, TwophaseError
-from core.request import Request
+from core.request import OutputToken, Request
 from core.worker import RemoteReservation, Reserve, Reserved
 from router.answer import Answer, PrefillFailed
-from router.fleet import Fleet, Mailbox, Member
+from router.fleet import Fleet
+from router.member import Mailbox
 from router.placement import Placement, place
 from router.recovery import Failure, Recovery
 from router.totals import KvCounters
 
-Deliver = Callable[[list[int]], Awaitable[int | None]]
+Deliver = Callable[[list[OutputToken]], Awaitable[int | None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,7 @@ class Dispatcher:
             request: validated; its deadline bounds every wait here.
             received_s: when it came, by this dispatcher's clock.
             tokenize_s: what its tokenization took.
-            deliver: is given new token ids, in order, each exactly once; returns when they were
+            deliver: is given new tokens, in order, each exactly once; returns when they were
                 handed to the transport. A number means that the answer ends here, with so many
                 of them; None that it goes on.
             placement: where to serve it, in one attempt (a probe); None leaves both to the policy.
@@ -104,6 +105,7 @@ class Dispatcher:
                     pair = placement or await self._place(recovery)
                     failure = await self._attempt(answer, deliver, pair)
                     if failure is not None:
+                        self._fleet.blame(pair, failure)
                         self._note(request, failure, is_probe=placement is not None)
                         recovery.failed(failure, pair)
         except TimeoutError as error:
@@ -132,12 +134,12 @@ class Dispatcher:
                             break
                         if isinstance(event, Reserved):
                             start_prefill(event.reservation)
-                    token_ids = answer.take_undelivered()
-                    if token_ids:
-                        num_last = await deliver(token_ids)
+                    tokens = answer.take_undelivered()
+                    if tokens:
+                        num_last = await deliver(tokens)
                         answer.delivered(self._clock.now_s())
                         if num_last is not None:
-                            answer.stop(len(token_ids) - num_last)
+                            answer.stop(len(tokens) - num_last)
                     if failure is not None and not answer.is_complete:
                         answer.fail()
                         return failure
@@ -212,16 +214,14 @@ class Dispatcher:
     ) -> None:
         assert placement.prefill is not None
         self._num_prefill_calls += 1
-        worker: Member | None = None
         try:
             worker = self._fleet.prefill(placement.prefill)
             with worker.serving(request):
                 async with aclosing(worker.peer.prefill(request, reservation)) as events:
                     async for event in events:
                         mailbox.put(event)
+            worker.breaker.succeeded()
         except TwophaseError as error:
-            if worker is not None and isinstance(error, PeerLost):
-                worker.is_suspect = error.peer == worker.peer.address
             mailbox.put(PrefillFailed(error))
         finally:
             self._num_prefill_calls -= 1

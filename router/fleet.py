@@ -1,143 +1,61 @@
 """Who is in the cluster: connections to workers, their sessions and what each was given.
 
-One task per known address: connect, hold the session (decode) or the heartbeat (prefill) until
-the worker is lost, tell every request that waits for it, and try again. A worker that returns
-has a new incarnation; nothing of the old one is believed.
+One task per known address: connect, hold the session (decode) and the heartbeat until the worker
+is lost, tell every request that waits for it, and try again after a back-off. A worker that
+returns has a new incarnation; nothing of the old one is believed. One that says that it is
+stopping gets nothing new, and hands over its requests as soon as another one can take them. One
+that was given up in silence, or without any progress, is stuck: its process may live, and whoever
+started it is told to replace it.
 
 Runs in the router's event loop. Knows nothing of tokens or text.
 """
 
 import asyncio
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
+from dataclasses import dataclass
 
+from core.backoff import Backoff
 from core.clock import Clock
-from core.errors import DeadlineExceeded, PeerLost, TwophaseError
-from core.request import Request, RequestId, WorkerName
-from core.worker import (
-    BlockHolder,
-    CancelRequest,
-    DecodeCommand,
-    DecodeUpdate,
-    NewToken,
-    RequestFailed,
-    Reserved,
-    Role,
-    WorkerInfo,
-    WorkerStatus,
-)
-from router.answer import Event
-from router.placement import DecodeLoad, PrefillLoad
-from twophase.peer import Duplex, Peer, lost
+from core.errors import DeadlineExceeded, PeerLost, PeerStopping, TwophaseError
+from core.request import WorkerName
+from core.worker import BlockHolder, Role, StuckWorker, WorkerInfo, WorkerStatus
+from router.blame import blamed
+from router.member import DecodeMember, Member
+from router.placement import DecodeLoad, Placement, PrefillLoad
+from router.recovery import Failure
+from twophase.peer import Peer, lost
 
 CONNECT_TIMEOUT_S = 5.0
 HEARTBEAT_S = 1.0
 RECONNECT_S = 0.5
+MAX_RECONNECT_S = 10.0
 
 
-class Mailbox:
-    """All that workers say about one request, in order of arrival."""
+@dataclass(frozen=True, slots=True)
+class _Stuck:
+    """A worker that was given up; num_steps is where a wedged one stood still."""
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._queue: asyncio.Queue[tuple[Event, float]] = asyncio.Queue()
-
-    def put(self, event: Event) -> None:
-        """Deliver `event` now."""
-        self._queue.put_nowait((event, self._clock.now_s()))
-
-    async def get(self) -> list[tuple[Event, float]]:
-        """Events since the last call and when each arrived; waits for at least one."""
-        deliveries = [await self._queue.get()]
-        while not self._queue.empty():
-            deliveries.append(self._queue.get_nowait())
-        return deliveries
-
-
-class Member:
-    """One connected worker of a known incarnation."""
-
-    def __init__(self, info: WorkerInfo, peer: Peer) -> None:
-        self.info = info
-        self.peer = peer
-        self.num_requests = 0
-        self.num_prompt_tokens = 0
-        self.last_heard_s = 0.0
-        # A call could not reach it; the next heartbeat tells. It gets no request meanwhile, or
-        # failing fast would make it look like the least loaded.
-        self.is_suspect = False
-
-    @contextmanager
-    def serving(self, request: Request) -> Iterator[None]:
-        """Count `request` as this worker's load while the context lasts."""
-        self.num_requests += 1
-        self.num_prompt_tokens += request.num_prompt_tokens
-        try:
-            yield
-        finally:
-            self.num_requests -= 1
-            self.num_prompt_tokens -= request.num_prompt_tokens
-
-
-class DecodeMember(Member):
-    """A decode worker and this router's session with it."""
-
-    def __init__(self, info: WorkerInfo, peer: Peer) -> None:
-        super().__init__(info, peer)
-        self._session: Duplex[DecodeCommand, DecodeUpdate] = peer.session()
-        self._mailboxes: dict[RequestId, Mailbox] = {}
-
-    @property
-    def num_mailboxes(self) -> int:
-        """Requests that wait for this worker."""
-        return len(self._mailboxes)
-
-    def send(self, command: DecodeCommand) -> None:
-        """Queue a command."""
-        self._session.send(command)
-
-    @contextmanager
-    def receiving(self, request_id: RequestId, mailbox: Mailbox) -> Iterator[None]:
-        """Put what the worker says about the request into `mailbox`; cancel it at the end.
-
-        The cancel is harmless when the worker knows the request no more.
-        """
-        self._mailboxes[request_id] = mailbox
-        try:
-            yield
-        finally:
-            del self._mailboxes[request_id]
-            self.send(CancelRequest(request_id))
-
-    async def read(self, clock: Clock) -> None:
-        """Hand out updates until the session ends; raises PeerLost when it breaks."""
-        async for update in self._session:
-            self.last_heard_s = clock.now_s()
-            events: tuple[Reserved | NewToken | RequestFailed, ...]
-            events = (*update.reserved, *update.tokens, *update.failed)
-            for event in events:
-                mailbox = self._mailboxes.get(event.request_id)
-                if mailbox is not None:
-                    mailbox.put(event)
-
-    def close(self, error: PeerLost) -> None:
-        """End the session and fail everybody who waits for it."""
-        self._session.close()
-        for request_id, mailbox in self._mailboxes.items():
-            mailbox.put(RequestFailed(request_id, error))
+    name: WorkerName
+    incarnation: str
+    why: str
+    since_s: float
+    num_steps: int | None
 
 
 class Fleet:
     """All known workers; use as an async context manager."""
 
-    def __init__(self, clock: Clock, *, worker_timeout_s: float) -> None:
+    def __init__(
+        self, clock: Clock, *, worker_timeout_s: float, wedged_after_s: float = 60.0
+    ) -> None:
         self.changed = asyncio.Event()
         self._clock = clock
         self._worker_timeout_s = worker_timeout_s
+        self._wedged_after_s = wedged_after_s
         self._members: dict[WorkerName, Member] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._last_errors: dict[str, TwophaseError] = {}
+        self._last_errors: dict[str, str] = {}
+        self._stuck: dict[str, _Stuck] = {}
         self._group = asyncio.TaskGroup()
         self._log = logging.getLogger("twophase.fleet")
 
@@ -162,10 +80,11 @@ class Fleet:
     async def remove(self, address: str) -> None:
         """Forget the worker at `address`; idempotent."""
         task = self._tasks.pop(address, None)
-        self._last_errors.pop(address, None)
         if task is not None:
             task.cancel()
             await asyncio.wait([task])
+        self._last_errors.pop(address, None)
+        self._stuck.pop(address, None)
 
     async def wait_for(self, address: str, timeout_s: float) -> WorkerInfo:
         """What the worker at `address` is, once it is connected.
@@ -214,14 +133,20 @@ class Fleet:
     @property
     def num_mailboxes(self) -> int:
         """Requests that wait for what a decode worker says."""
-        return sum(
-            member.num_mailboxes
-            for member in self._members.values()
-            if isinstance(member, DecodeMember)
-        )
+        return sum(member.num_mailboxes for member in self._decode_members())
+
+    @property
+    def stuck(self) -> list[StuckWorker]:
+        """Workers that were given up although their processes may live."""
+        now_s = self._clock.now_s()
+        return [
+            StuckWorker(stuck.name, address, stuck.why, now_s - stuck.since_s)
+            for address, stuck in self._stuck.items()
+        ]
 
     def prefill_loads(self) -> list[PrefillLoad]:
-        """Facts for placement about the prefill pool."""
+        """Facts for placement about the prefill workers that may be given a request."""
+        now_s = self._clock.now_s()
         return [
             PrefillLoad(
                 member.info.name,
@@ -230,11 +155,16 @@ class Fleet:
                 member.num_prompt_tokens,
             )
             for member in self.members(Role.PREFILL)
-            if not member.is_suspect
+            if member.is_usable(now_s)
         ]
 
     def decode_loads(self) -> list[DecodeLoad]:
-        """Facts for placement about the decode pool."""
+        """Facts for placement about the decode workers that may be given a request.
+
+        Nobody makes up for decode: where every worker has failed lately, all are tried.
+        """
+        now_s = self._clock.now_s()
+        taking = [member for member in self._decode_members() if not member.is_draining]
         return [
             DecodeLoad(
                 member.info.name,
@@ -243,8 +173,21 @@ class Fleet:
                 member.num_requests,
                 member.info.max_num_sequences,
             )
-            for member in self.members(Role.DECODE)
+            for member in [m for m in taking if m.is_usable(now_s)] or taking
         ]
+
+    def blame(self, placement: Placement, failure: Failure) -> None:
+        """Count a failed attempt against the workers whose fault it may be."""
+        prefill = self._placed(placement.prefill, placement.prefill_incarnation)
+        decode = self._placed(placement.decode, placement.decode_incarnation)
+        peer = failure.error.peer if isinstance(failure.error, PeerLost) else None
+        for member in blamed(failure, prefill, decode):
+            is_unreachable = peer == member.peer.address
+            member.breaker.failed(self._clock.now_s(), is_unreachable=is_unreachable)
+        if isinstance(failure.error, PeerStopping):
+            for end in (prefill, decode):
+                if end is not None and end.info.name == peer:
+                    self._drain(end)
 
     async def statuses(self, timeout_s: float) -> tuple[list[WorkerStatus], list[WorkerName]]:
         """What each connected worker holds, and who did not answer."""
@@ -261,20 +204,53 @@ class Fleet:
         results = await asyncio.gather(*calls, return_exceptions=True)
         return [holder for result in results if isinstance(result, list) for holder in result]
 
+    def announce(self) -> None:
+        """Wake everybody who waits for `changed`."""
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+    def _decode_members(self) -> list[DecodeMember]:
+        return [member for member in self._members.values() if isinstance(member, DecodeMember)]
+
+    def _placed(self, name: WorkerName | None, incarnation: str) -> Member | None:
+        """The worker that a request was given to; None when it is gone, or another came back."""
+        member = self._members.get(name) if name is not None else None
+        is_other = member is not None and incarnation not in ("", member.info.incarnation)
+        return None if is_other else member
+
     async def _keep(self, address: str) -> None:
+        backoff = Backoff(RECONNECT_S, MAX_RECONNECT_S)
         while True:
             peer = Peer(address, self._clock)
             try:
                 info = await peer.info(CONNECT_TIMEOUT_S)
-                await self._serve(info, peer)
+                await self._require_unstuck(info, peer)
+                await self._serve(info, peer, backoff)
             except TwophaseError as error:
-                self._last_errors[address] = error
-                self._log.info("worker at %s: %s", address, error)
+                self._note_error(address, str(error))
+            except Exception as error:  # root of the task: the router lives, this worker is lost
+                self._note_error(address, repr(error), bug=error)
             finally:
                 await peer.close()
-            await asyncio.sleep(RECONNECT_S)
+            await asyncio.sleep(backoff.next_s())
 
-    async def _serve(self, info: WorkerInfo, peer: Peer) -> None:
+    def _note_error(self, address: str, text: str, *, bug: Exception | None = None) -> None:
+        """Log an error when it is not the one that was logged last."""
+        if self._last_errors.get(address) != text:
+            self._last_errors[address] = text
+            level = logging.INFO if bug is None else logging.ERROR
+            self._log.log(level, "worker at %s: %s", address, text, exc_info=bug)
+
+    async def _require_unstuck(self, info: WorkerInfo, peer: Peer) -> None:
+        """Refuse a worker that was wedged and has done no step since."""
+        stuck = self._stuck.get(peer.address)
+        if stuck is not None and stuck.num_steps is not None:
+            is_same = info.incarnation == stuck.incarnation
+            if is_same and (await peer.status(CONNECT_TIMEOUT_S)).num_steps == stuck.num_steps:
+                raise PeerLost(info.name, stuck.why)
+        self._stuck.pop(peer.address, None)
+
+    async def _serve(self, info: WorkerInfo, peer: Peer, backoff: Backoff) -> None:
         if info.name in self._members:
             other = self._members[info.name].peer.address
             raise PeerLost(peer.address, f"its name {info.name} is that of the worker at {other}")
@@ -283,11 +259,14 @@ class Fleet:
                 raise PeerLost(info.name, f"its weights are not those of {other_member.info.name}")
         member = DecodeMember(info, peer) if info.role is Role.DECODE else Member(info, peer)
         self._members[info.name] = member
-        self.announce()
         self._log.info("%s connected at %s", info.name, peer.address)
+        backoff.reset()
+        self._last_errors.pop(peer.address, None)
+        self._relieve()
+        self.announce()
         error: TwophaseError | None = None
         try:
-            await _until_lost(member, self._worker_timeout_s, self._clock)
+            await self._until_lost(member)
         except TwophaseError as caught:
             error = caught
             raise
@@ -296,38 +275,63 @@ class Fleet:
             if isinstance(member, DecodeMember):
                 member.close(lost(info.name, error))
             self.announce()
-            self._log.warning("%s disconnected: %s", info.name, error or "stream ended")
+            end = "it stopped" if member.is_draining else error or "stream ended"
+            self._log.warning("%s disconnected: %s", info.name, end)
 
-    def announce(self) -> None:
-        """Wake everybody who waits for `changed`."""
-        self.changed.set()
-        self.changed = asyncio.Event()
+    def _drain(self, member: Member) -> None:
+        """Give a worker that is stopping nothing new, and its requests to others if there are."""
+        if not member.is_draining:
+            member.is_draining = True
+            self._log.info("%s is stopping", member.info.name)
+            self._relieve()
+            self.announce()
 
+    def _relieve(self) -> None:
+        """Hand over what stopping decode workers have, each if one like it can go on."""
+        now_s = self._clock.now_s()
+        members = self._decode_members()
+        layouts = [member.info.layout for member in members if member.is_usable(now_s)]
+        for member in members:
+            if member.is_draining and member.info.layout in layouts:
+                member.hand_over()
 
-async def _until_lost(member: Member, timeout_s: float, clock: Clock) -> None:
-    """Return when the worker ends its session; raise PeerLost when it is silent or gone."""
-    errors: list[TwophaseError] = []
-    try:
-        async with asyncio.TaskGroup() as tasks:
-            heartbeat = tasks.create_task(_heartbeat(member, timeout_s, clock))
-            if isinstance(member, DecodeMember):
-                await member.read(clock)
-                heartbeat.cancel()
-    except* TwophaseError as group:
-        errors.extend(e for e in group.exceptions if isinstance(e, TwophaseError))
-    if errors:
-        raise errors[0]
-
-
-async def _heartbeat(member: Member, timeout_s: float, clock: Clock) -> None:
-    """Raise when the worker has said nothing at all for `timeout_s`; tokens are a sign of life."""
-    while True:
-        asked_s = clock.now_s()
+    async def _until_lost(self, member: Member) -> None:
+        """Return when the worker ends its session; raise PeerLost when it is stuck or gone."""
+        errors: list[TwophaseError] = []
         try:
-            await member.peer.status(timeout_s)
-            member.is_suspect = False
-        except DeadlineExceeded as error:
-            if member.last_heard_s < asked_s:
-                why = f"it has said nothing for {timeout_s:g} s"
-                raise PeerLost(member.info.name, why) from error
-        await asyncio.sleep(HEARTBEAT_S)
+            async with asyncio.TaskGroup() as tasks:
+                heartbeat = tasks.create_task(self._heartbeat(member))
+                if isinstance(member, DecodeMember):
+                    await member.read(self._clock, lambda: self._drain(member))
+                    heartbeat.cancel()
+        except* TwophaseError as group:
+            errors.extend(e for e in group.exceptions if isinstance(e, TwophaseError))
+        if errors:
+            raise errors[0]
+
+    async def _heartbeat(self, member: Member) -> None:
+        """Raise when the worker is silent or does no step; tokens are a sign of life."""
+        while True:
+            asked_s = self._clock.now_s()
+            try:
+                status = await member.peer.status(self._worker_timeout_s)
+            except DeadlineExceeded:
+                if member.last_heard_s < asked_s:
+                    self._give_up(member, f"it has said nothing for {self._worker_timeout_s:g} s")
+            else:
+                self._look_at(member, status)
+            await asyncio.sleep(HEARTBEAT_S)
+
+    def _look_at(self, member: Member, status: WorkerStatus) -> None:
+        if status.is_draining:
+            self._drain(member)
+        if member.steps.stalled_s(status, self._clock.now_s()) >= self._wedged_after_s:
+            why = f"wedged: no step for {self._wedged_after_s:g} s while work waits"
+            self._give_up(member, why, num_steps=status.num_steps)
+
+    def _give_up(self, member: Member, why: str, *, num_steps: int | None = None) -> None:
+        info, now_s = member.info, self._clock.now_s()
+        self._stuck[member.peer.address] = _Stuck(
+            info.name, info.incarnation, why, now_s, num_steps
+        )
+        raise PeerLost(info.name, why)

@@ -1,7 +1,7 @@
 """One request's way through the front door, whatever protocol it came by.
 
 1 its place inside (`admission`)        4 workers and tokens (`dispatch`)
-2 the cluster's limits and the model    5 text for each token (`detokenizer`)
+2 the cluster's limits and the model    5 text for each token (`answer_text`)
 3 prompt to token ids, in a thread      6 counted and logged
 
 `service` (gRPC) and `http` unpack their messages into an `Incoming` and write what `deliver` is
@@ -19,21 +19,22 @@ from dataclasses import dataclass
 from core.clock import Clock
 from core.completion import Chunk, Completion
 from core.errors import PeerLost, TwophaseError
-from core.request import Request, RequestId
+from core.request import OutputToken, Request, RequestId
+from core.sampling import Sampling
 from core.worker import Role
 from router.admission import Admission
+from router.answer_text import AnswerText
 from router.config import FrontDoorConfig
-from router.detokenizer import Detokenizer
 from router.dispatch import Dispatcher
 from router.fleet import Fleet
 from router.readiness import Readiness
 from router.request import (
-    Asked,
     Defaults,
     Limits,
     Prompt,
     check_model,
     sampling_of,
+    stop_strings_of,
     token_ids_of,
 )
 from router.tokenizer import Tokenizer
@@ -60,7 +61,7 @@ class Incoming:
     request_id: RequestId
     model: str
     prompt: Prompt
-    asked: Asked
+    asked: Sampling
     received_s: float
     time_limit_s: float | None = None
     defaults: Defaults = Defaults()
@@ -113,13 +114,18 @@ class Generation:
         try:
             with self._admission.admitted(incoming.request_id):
                 request = await self._checked(incoming)
-                completion = await self._answer(request, incoming.received_s, deliver)
+                stops = stop_strings_of(incoming.asked)
+                completion = await self._answer(request, stops, incoming.received_s, deliver)
         except TwophaseError as error:
             self._log.info("request %s: %s", incoming.request_id, error)
             raise
         self._counters.finished(completion)
         self._log_completion(completion)
         return completion
+
+    def bytes_of(self, token_id: int) -> bytes:
+        """What one token stands for, as `Tokenizer.bytes_of`."""
+        return self._tokenizer.bytes_of(token_id)
 
     def limits(self) -> Limits:
         """What the connected workers can serve: the smallest limit of any that may be chosen.
@@ -151,12 +157,21 @@ class Generation:
         limit_s = most_s if incoming.time_limit_s is None else min(incoming.time_limit_s, most_s)
         return Request(incoming.request_id, token_ids, sampling, incoming.received_s + limit_s)
 
-    async def _answer(self, request: Request, received_s: float, deliver: Deliver) -> Completion:
-        detokenizer = Detokenizer(self._tokenizer)
+    async def _answer(
+        self, request: Request, stops: tuple[str, ...], received_s: float, deliver: Deliver
+    ) -> Completion:
+        text = AnswerText(self._tokenizer, stops, min_tokens=request.sampling.min_tokens)
 
-        async def deliver_tokens(token_ids: list[int]) -> None:
-            chunks = tuple(Chunk(detokenizer.push([i]), (i,)) for i in token_ids)
-            await deliver(Delivery(request, chunks))
+        async def deliver_tokens(tokens: list[OutputToken]) -> int | None:
+            chunks: list[Chunk] = []
+            for token in tokens:
+                logprobs = () if token.logprobs is None else (token.logprobs,)
+                piece = text.push(token.token_id)
+                chunks.append(Chunk(piece, (token.token_id,), logprobs=logprobs))
+                if text.is_stopped:
+                    break
+            await deliver(Delivery(request, tuple(chunks)))
+            return len(chunks) if text.is_stopped else None
 
         completion = await self._dispatcher.run(
             request,
@@ -164,7 +179,7 @@ class Generation:
             tokenize_s=self._clock.now_s() - received_s,
             deliver=deliver_tokens,
         )
-        await deliver(Delivery(request, (Chunk(detokenizer.finish(), (), completion),)))
+        await deliver(Delivery(request, (Chunk(text.finish(), (), completion),)))
         return completion
 
     def _log_completion(self, completion: Completion) -> None:

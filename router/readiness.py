@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from core.clock import Clock
 from core.config import Mode
 from core.errors import TwophaseError
-from core.request import PROBE_ID, Request, RequestId, SamplingParams, WorkerName
+from core.request import PROBE_ID, OutputToken, Request, RequestId, SamplingParams, WorkerName
 from core.worker import Role
 from router.dispatch import Dispatcher
 from router.fleet import Fleet
@@ -76,13 +76,14 @@ class Readiness:
 
     def _pairs(self) -> list[Placement]:
         """Every pair of workers, at most MAX_PROBES; those that are left out link on demand."""
-        decode = [member.info.name for member in self._fleet.members(Role.DECODE)]
-        prefill: list[WorkerName | None] = [
-            member.info.name for member in self._fleet.members(Role.PREFILL)
-        ]
+        decode = self._names(Role.DECODE)
+        prefill: list[WorkerName | None] = [*self._names(Role.PREFILL)]
         readers = prefill if self._mode is Mode.DISAGGREGATED else [None]
         pairs = [Placement(p, d, "probe") for d in decode for p in readers]
         return pairs[:MAX_PROBES]
+
+    def _names(self, role: Role) -> list[WorkerName]:
+        return [m.info.name for m in self._fleet.members(role) if not m.is_draining]
 
     async def _probe(self, placement: Placement) -> bool:
         self._num_probes += 1
@@ -115,5 +116,5 @@ class Readiness:
             await self._announce(is_ready)
 
 
-async def _discard(token_ids: list[int]) -> None:
+async def _discard(tokens: list[OutputToken]) -> None:
     """The probe's tokens go nowhere."""

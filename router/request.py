@@ -7,6 +7,7 @@ import secrets
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from core.completion import ChatMessage
 from core.errors import InvalidRequest
@@ -20,22 +21,14 @@ from core.request import (
     RequestId,
     SamplingParams,
 )
+from core.sampling import Sampling
 from router.tokenizer import Tokenizer
 
+MAX_STOP_STRINGS = 16
+MAX_STOP_CHARACTERS = 256
+
+Number = TypeVar("Number", int, float)
 Prompt = str | Sequence[ChatMessage] | Sequence[int]
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """Sampling fields as they came; None where the client left them unset."""
-
-    max_tokens: int | None
-    temperature: float | None
-    top_k: int | None
-    top_p: float | None
-    seed: int | None
-    stop_token_ids: tuple[int, ...]
-    ignore_eos: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +39,7 @@ class Defaults:
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
+    repetition_penalty: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +97,7 @@ def token_ids_of(prompt: Prompt, tokenizer: Tokenizer, limits: Limits) -> tuple[
 
 
 def sampling_of(
-    asked: Asked,
+    asked: Sampling,
     num_prompt_tokens: int,
     eos_token_ids: tuple[int, ...],
     limits: Limits,
@@ -124,6 +118,9 @@ def sampling_of(
             f"a prompt of {num_prompt_tokens} tokens leaves {room} of a context of "
             f"{limits.max_context_tokens}",
         )
+    min_tokens = _or(asked.min_tokens, 0)
+    if min_tokens > max_tokens:
+        raise InvalidRequest("min_tokens", min_tokens, f"max_tokens is {max_tokens}")
     if len(asked.stop_token_ids) > MAX_STOP_TOKEN_IDS:
         raise InvalidRequest(
             "stop_token_ids",
@@ -131,15 +128,39 @@ def sampling_of(
             f"at most {MAX_STOP_TOKEN_IDS} are taken",
         )
     _check_token_ids("stop_token_ids", asked.stop_token_ids, limits)
+    _check_token_ids("logit_bias", tuple(token_id for token_id, _ in asked.logit_bias), limits)
     stops = asked.stop_token_ids if asked.ignore_eos else (*eos_token_ids, *asked.stop_token_ids)
     return SamplingParams(
         max_tokens=max_tokens,
-        temperature=defaults.temperature if asked.temperature is None else asked.temperature,
-        top_k=defaults.top_k if asked.top_k is None else asked.top_k,
-        top_p=defaults.top_p if asked.top_p is None else asked.top_p,
+        temperature=_or(asked.temperature, defaults.temperature),
+        top_k=_or(asked.top_k, defaults.top_k),
+        top_p=_or(asked.top_p, defaults.top_p),
         seed=secrets.randbelow(MAX_SEED) if asked.seed is None else asked.seed,
         stop_token_ids=tuple(dict.fromkeys(stops)),
+        min_tokens=min_tokens,
+        min_p=_or(asked.min_p, 0.0),
+        repetition_penalty=_or(asked.repetition_penalty, defaults.repetition_penalty),
+        presence_penalty=_or(asked.presence_penalty, 0.0),
+        frequency_penalty=_or(asked.frequency_penalty, 0.0),
+        logit_bias=asked.logit_bias,
+        num_logprobs=asked.num_logprobs,
     )
+
+
+def stop_strings_of(asked: Sampling) -> tuple[str, ...]:
+    """The strings that end the answer, checked."""
+    if len(asked.stop) > MAX_STOP_STRINGS:
+        limit = f"at most {MAX_STOP_STRINGS} are taken"
+        raise InvalidRequest("stop", f"{len(asked.stop)} strings", limit)
+    for index, stop in enumerate(asked.stop):
+        if not 1 <= len(stop) <= MAX_STOP_CHARACTERS:
+            limit = f"must have 1 to {MAX_STOP_CHARACTERS}"
+            raise InvalidRequest(f"stop[{index}]", f"{len(stop)} characters", limit)
+    return tuple(dict.fromkeys(asked.stop))
+
+
+def _or(value: Number | None, default: Number) -> Number:
+    return default if value is None else value
 
 
 def _require_fits(num_tokens: int, most: int) -> None:

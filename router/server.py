@@ -49,7 +49,11 @@ async def serve(
     admission = Admission(config.router.max_active_requests)
     counters = KvCounters()
     async with (
-        Fleet(clock, worker_timeout_s=config.router.worker_timeout_s) as fleet,
+        Fleet(
+            clock,
+            worker_timeout_s=config.router.worker_timeout_s,
+            wedged_after_s=config.router.wedged_after_s,
+        ) as fleet,
         Dispatcher(fleet, config.dispatch, counters, clock) as dispatcher,
         running_server(config.listen, stop_grace_s=config.router.drain_s) as server,
     ):

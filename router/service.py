@@ -16,13 +16,18 @@ from router.config import FrontDoorConfig
 from router.dispatch import Dispatcher
 from router.fleet import Fleet
 from router.generation import Delivery, FrontDoor, Generation, Incoming
-from router.request import Asked, Prompt, request_id_of
+from router.request import Prompt, request_id_of
 from twophase.server import Context, abort
-from twophase.status_wire import holder_to_wire, kv_totals_to_wire, status_to_wire
+from twophase.status_wire import (
+    holder_to_wire,
+    kv_totals_to_wire,
+    status_to_wire,
+    stuck_to_wire,
+)
 from twophase.v1 import admin_pb2, admin_pb2_grpc
 from twophase.v1 import inference_pb2 as pb
 from twophase.v1 import inference_pb2_grpc as pb_grpc
-from twophase.wire import chat_messages_from_wire, chunk_to_wire
+from twophase.wire import chat_messages_from_wire, chunk_to_wire, sampling_from_wire
 
 STATUS_TIMEOUT_S = 2.0
 # Below the clients' own limit, so that they hear why.
@@ -48,7 +53,7 @@ class InferenceService(pb_grpc.InferenceServicer):
                 request_id=request_id_of(request.request_id),
                 model=request.model,
                 prompt=_prompt(request),
-                asked=_asked(request.sampling),
+                asked=sampling_from_wire(request.sampling),
                 received_s=received_s,
                 time_limit_s=context.time_remaining(),
             )
@@ -104,6 +109,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             kv=kv_totals_to_wire(self._counters.totals),
             silent_workers=silent,
             http_address=self._http_address,
+            stuck_workers=map(stuck_to_wire, self._fleet.stuck),
         )
 
     async def AuditBlocks(
@@ -157,6 +163,7 @@ def _joined(delivery: Delivery) -> Chunk:
         "".join(chunk.text for chunk in chunks),
         tuple(token_id for chunk in chunks for token_id in chunk.token_ids),
         chunks[-1].completion,
+        tuple(logprobs for chunk in chunks for logprobs in chunk.logprobs),
     )
 
 
@@ -169,15 +176,3 @@ def _prompt(request: pb.GenerateRequest) -> Prompt:
         case "prompt_token_ids":
             return tuple(request.prompt_token_ids.ids)
     raise InvalidRequest("input", "unset", "must be prompt, messages or prompt_token_ids")
-
-
-def _asked(sampling: pb.SamplingParams) -> Asked:
-    return Asked(
-        max_tokens=sampling.max_tokens if sampling.HasField("max_tokens") else None,
-        temperature=sampling.temperature if sampling.HasField("temperature") else None,
-        top_k=sampling.top_k if sampling.HasField("top_k") else None,
-        top_p=sampling.top_p if sampling.HasField("top_p") else None,
-        seed=sampling.seed if sampling.HasField("seed") else None,
-        stop_token_ids=tuple(sampling.stop_token_ids),
-        ignore_eos=sampling.ignore_eos,
-    )

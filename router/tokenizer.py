@@ -132,6 +132,12 @@ class Tokenizer:
         """
         return self._length_bound.fewest_tokens(text) if self._length_bound else 0
 
+    def bytes_of(self, token_id: int) -> bytes:
+        """What one token stands for by itself; may be part of a character."""
+        if self.pieces is None:
+            return self.decode([token_id]).encode()
+        return self.pieces[token_id] if token_id < len(self.pieces) else b""
+
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of the ids; control tokens are left out, invalid bytes become U+FFFD."""
         text: str = self.backend.decode(list(token_ids), skip_special_tokens=True)

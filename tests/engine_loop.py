@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from core.request import SamplingParams
 from engine.batch import SequenceStep
 from engine.block_pool import BlockPool, Reservation
+from engine.logits import History
 from engine.runner import Runner
 
 
@@ -79,4 +80,5 @@ def _next_step(sequence: LoopSequence, chunk_tokens: int) -> SequenceStep:
         sequence.num_computed,
         sequence.reservation.block_ids,
         sequence.sampling if is_last else None,
+        History(sequence.prompt, list(sequence.output)) if is_last else None,
     )

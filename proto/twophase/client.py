@@ -18,10 +18,15 @@ import grpc
 from core.completion import ChatMessage, Chunk
 from core.request import RequestId, WorkerName
 from core.sampling import Sampling
-from core.worker import BlockHolder, KvTotals, WorkerStatus
+from core.worker import BlockHolder, KvTotals, StuckWorker, WorkerStatus
 from twophase.errors import from_rpc_error
 from twophase.peer import CHANNEL_OPTIONS
-from twophase.status_wire import holder_from_wire, kv_totals_from_wire, status_from_wire
+from twophase.status_wire import (
+    holder_from_wire,
+    kv_totals_from_wire,
+    status_from_wire,
+    stuck_from_wire,
+)
 from twophase.v1 import admin_pb2, admin_pb2_grpc
 from twophase.v1 import inference_pb2 as pb
 from twophase.v1 import inference_pb2_grpc as pb_grpc
@@ -53,6 +58,7 @@ class ClusterStatus:
     kv: KvTotals
     silent_workers: tuple[str, ...]
     http_address: str
+    stuck_workers: tuple[StuckWorker, ...]
     workers: tuple[WorkerStatus, ...]
 
     @property
@@ -104,6 +110,7 @@ def _cluster_status(message: admin_pb2.GetStatusResponse) -> ClusterStatus:
         kv=kv_totals_from_wire(message.kv),
         silent_workers=tuple(message.silent_workers),
         http_address=message.http_address,
+        stuck_workers=tuple(stuck_from_wire(worker) for worker in message.stuck_workers),
         workers=tuple(status_from_wire(worker) for worker in message.workers),
     )
 

@@ -23,6 +23,7 @@ STATUS_CODES: dict[type[TwophaseError], grpc.StatusCode] = {
     errors.DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
     errors.Cancelled: grpc.StatusCode.CANCELLED,
     errors.PeerLost: grpc.StatusCode.UNAVAILABLE,
+    errors.PeerStopping: grpc.StatusCode.UNAVAILABLE,
     errors.TransferFailed: grpc.StatusCode.UNAVAILABLE,
     errors.LayoutMismatch: grpc.StatusCode.FAILED_PRECONDITION,
     errors.ConfigError: grpc.StatusCode.FAILED_PRECONDITION,
@@ -58,6 +59,8 @@ def from_wire(message: worker_pb2.WireError) -> TwophaseError:
             return errors.Overloaded(message.message, retry_after_s=float(fields["retry_after_s"]))
         case "PeerLost":
             return errors.PeerLost(fields["peer"], fields["why"])
+        case "PeerStopping":
+            return errors.PeerStopping(fields["peer"])
         case "TransferFailed":
             return errors.TransferFailed(TransferFailure(fields["reason"]), fields["detail"])
         case "LayoutMismatch":

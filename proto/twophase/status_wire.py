@@ -1,7 +1,7 @@
 """Messages that tell what a worker holds, to core types and back."""
 
 from core.request import RequestId, WorkerName
-from core.worker import BlockHolder, KvTotals, LinkStatus, Role, WorkerStatus
+from core.worker import BlockHolder, KvTotals, LinkStatus, Role, StuckWorker, WorkerStatus
 from twophase.v1 import admin_pb2
 from twophase.v1 import worker_pb2 as pb
 
@@ -28,6 +28,8 @@ def status_to_wire(status: WorkerStatus) -> pb.WorkerStatus:
         num_waiting_prompt_tokens=status.num_waiting_prompt_tokens,
         kernels=status.kernels,
         quarantine_age_s=status.quarantine_age_s,
+        num_runnable_requests=status.num_runnable_requests,
+        is_draining=status.is_draining,
         links=[
             pb.LinkStatus(
                 peer=link.peer,
@@ -64,6 +66,8 @@ def status_from_wire(message: pb.WorkerStatus) -> WorkerStatus:
         num_waiting_prompt_tokens=message.num_waiting_prompt_tokens,
         kernels=message.kernels,
         quarantine_age_s=message.quarantine_age_s,
+        num_runnable_requests=message.num_runnable_requests,
+        is_draining=message.is_draining,
         links=tuple(
             LinkStatus(
                 WorkerName(link.peer),
@@ -100,6 +104,18 @@ def holder_from_wire(message: pb.BlockHolder) -> BlockHolder:
         epoch=message.epoch,
         age_s=message.age_s,
     )
+
+
+def stuck_to_wire(stuck: StuckWorker) -> admin_pb2.StuckWorker:
+    """A worker that was given up, as a message."""
+    return admin_pb2.StuckWorker(
+        name=stuck.name, address=stuck.address, why=stuck.why, age_s=stuck.age_s
+    )
+
+
+def stuck_from_wire(message: admin_pb2.StuckWorker) -> StuckWorker:
+    """A worker that was given up, from its message."""
+    return StuckWorker(WorkerName(message.name), message.address, message.why, message.age_s)
 
 
 def kv_totals_to_wire(totals: KvTotals) -> admin_pb2.KvTotals:

@@ -255,6 +255,7 @@ def update_to_wire(update: DecodeUpdate) -> pb.DecodeUpdate:
             pb.RequestFailed(request_id=f.request_id, error=errors.to_wire(f.error))
             for f in update.failed
         ],
+        is_draining=update.is_draining,
     )
 
 
@@ -270,6 +271,7 @@ def update_from_wire(message: pb.DecodeUpdate) -> DecodeUpdate:
             RequestFailed(RequestId(f.request_id), errors.from_wire(f.error))
             for f in message.failed
         ),
+        is_draining=message.is_draining,
     )
 
 

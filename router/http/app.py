@@ -29,7 +29,7 @@ from router.generation import Delivery, Generation, Incoming
 from router.http.body import Body, Kind, defaults_of, read_body
 from router.http.errors import INTERNAL, Problem, problem_of, renamed
 from router.http.reading import JSON_TYPE, BodyReader
-from router.http.replies import Replies, error_event, server_timing
+from router.http.replies import Replies, Sent, error_event, server_timing
 from router.readiness import Readiness
 from router.request import Defaults, check_model, request_id_of
 
@@ -122,7 +122,14 @@ class HttpApp:
             received_s=received_s,
             defaults=defaults_of(kind, self.defaults),
         )
-        replies = Replies(kind, body, incoming.request_id, self.model, int(time.time()))
+        replies = Replies(
+            kind,
+            body,
+            incoming.request_id,
+            model=self.model,
+            created=int(time.time()),
+            bytes_of=self.generation.bytes_of,
+        )
         return Reply(self.generation, incoming, body, replies)
 
 
@@ -137,7 +144,7 @@ class Reply:
         self._body = body
         self._replies = replies
         self._chunks: list[Chunk] = []
-        self._num_sent_tokens = 0
+        self._sent = Sent()
         self._is_started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -174,8 +181,8 @@ class Reply:
             headers = self._headers(EVENTS_TYPE) | {"x-accel-buffering": "no"}
             await send(_start(200, headers))
             opening = self._replies.opening()
-        events = self._replies.events(delivery, self._num_sent_tokens)
-        self._num_sent_tokens += sum(len(chunk.token_ids) for chunk in delivery.chunks)
+        events = self._replies.events(delivery, self._sent)
+        self._sent = self._sent.after(delivery.chunks)
         await send(_data(opening + events, is_last=False))
 
     async def _finish(self, completion: Completion, send: Send) -> None:

@@ -12,10 +12,11 @@ from typing import Any
 import pydantic_core
 
 from core.errors import InvalidRequest
+from core.sampling import Sampling
 from router.http.errors import BODY
 from router.http.fields import CHAT, TEXT, read_object
 from router.http.readers import StreamOptions
-from router.request import Asked, Defaults, Prompt
+from router.request import Defaults, Prompt
 
 # What OpenAI documents for /v1/completions; a chat takes the router's own default.
 TEXT_MAX_TOKENS = 16
@@ -37,7 +38,7 @@ class Body:
 
     model: str
     prompt: Prompt
-    asked: Asked
+    asked: Sampling
     is_stream: bool
     stream_options: StreamOptions
     return_token_ids: bool
@@ -67,7 +68,7 @@ def read_body(data: bytes, kind: Kind) -> Body:
     return Body(
         model=found.get("model", ""),
         prompt=found[field],
-        asked=Asked(
+        asked=Sampling(
             max_tokens=found.get(max_tokens),
             temperature=found.get("temperature"),
             top_k=found.get("top_k"),
@@ -75,17 +76,41 @@ def read_body(data: bytes, kind: Kind) -> Body:
             seed=found.get("seed"),
             stop_token_ids=found.get("stop_token_ids", ()),
             ignore_eos=found.get("ignore_eos", False),
+            stop=found.get("stop", ()),
+            min_tokens=found.get("min_tokens"),
+            min_p=found.get("min_p"),
+            repetition_penalty=found.get("repetition_penalty"),
+            presence_penalty=found.get("presence_penalty"),
+            frequency_penalty=found.get("frequency_penalty"),
+            logit_bias=found.get("logit_bias", ()),
+            num_logprobs=_num_logprobs(found),
         ),
         is_stream=is_stream,
         stream_options=found.get("stream_options", StreamOptions()),
         return_token_ids=found.get("return_token_ids", False),
-        names={"prompt": field, "prompt_token_ids": field, "max_tokens": max_tokens},
+        names={
+            "prompt": field,
+            "prompt_token_ids": field,
+            "max_tokens": max_tokens,
+            "num_logprobs": "logprobs" if kind is Kind.TEXT else "top_logprobs",
+        },
     )
 
 
 def defaults_of(kind: Kind, checkpoint: Defaults) -> Defaults:
     """What unset fields mean at this endpoint."""
     return replace(checkpoint, max_tokens=TEXT_MAX_TOKENS) if kind is Kind.TEXT else checkpoint
+
+
+def _num_logprobs(found: Mapping[str, Any]) -> int | None:
+    """A text asks for a number of alternatives, a chat for logprobs and for alternatives."""
+    asked, num_top = found.get("logprobs"), found.get("top_logprobs")
+    if not isinstance(asked, bool | None):
+        assert isinstance(asked, int)
+        return asked
+    if num_top and not asked:
+        raise InvalidRequest("top_logprobs", num_top, "set logprobs to true, too")
+    return int(num_top or 0) if asked else None
 
 
 def _max_tokens_field(found: Mapping[str, object]) -> str:

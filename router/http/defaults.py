@@ -31,8 +31,14 @@ def checkpoint_defaults(directory: Path) -> Defaults:
             temperature=number("temperature", value("temperature", 1.0)),
             top_k=top_k("top_k", value("top_k", 0)),
             top_p=number("top_p", value("top_p", 1.0)),
+            repetition_penalty=number("repetition_penalty", value("repetition_penalty", 1.0)),
         )
-        SamplingParams(temperature=defaults.temperature, top_k=defaults.top_k, top_p=defaults.top_p)
+        SamplingParams(
+            temperature=defaults.temperature,
+            top_k=defaults.top_k,
+            top_p=defaults.top_p,
+            repetition_penalty=defaults.repetition_penalty,
+        )
     except InvalidRequest as error:
         raise ModelError(f"{directory / FILE}: {error}") from error
     return defaults

@@ -15,6 +15,7 @@ Read = Callable[[str, object], object]
 MAX_VALUE_CHARACTERS = 80
 MAX_TOP_K = 2**32 - 1
 MAX_WHOLE = 2**64 - 1
+MAX_ID_DIGITS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,35 @@ def top_k(name: str, value: object) -> int:
     if not -1 <= count <= MAX_TOP_K:
         raise InvalidRequest(name, shown(value), f"must be -1 or 0 (off) to {MAX_TOP_K}")
     return max(0, count)
+
+
+def count(name: str, value: object) -> int:
+    """A whole number that is not negative; whether it is too large is checked later."""
+    number_ = whole(name, value)
+    if not 0 <= number_ <= MAX_TOP_K:
+        raise InvalidRequest(name, shown(value), f"must be 0 to {MAX_TOP_K}")
+    return number_
+
+
+def strings(name: str, value: object) -> tuple[str, ...]:
+    """A string, or a list of them."""
+    if isinstance(value, str):
+        return (value,)
+    if not isinstance(value, list):
+        raise InvalidRequest(name, shown(value), "must be a string or a list of strings")
+    return tuple(text(f"{name}[{index}]", entry) for index, entry in enumerate(value))
+
+
+def logit_bias(name: str, value: object) -> tuple[tuple[int, float], ...]:
+    """An object whose keys are token ids in digits, as JSON wants it."""
+    if not isinstance(value, dict):
+        raise InvalidRequest(name, shown(value), "must be an object of token ids and numbers")
+    pairs = []
+    for key, bias in value.items():
+        if not (key.isascii() and key.isdigit() and len(key) <= MAX_ID_DIGITS):
+            raise InvalidRequest(name, shown(key), "keys must be token ids")
+        pairs.append((int(key), number(f"{name}[{key}]", bias)))
+    return tuple(pairs)
 
 
 def token_ids(name: str, value: object) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ line). The last chunk of an answer, and every whole body, carries beside OpenAI'
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from core.completion import Chunk, Completion
@@ -14,10 +15,24 @@ from core.timeline import Phases
 from router.generation import Delivery
 from router.http.body import Body, Kind
 from router.http.errors import Problem
-
-Json = dict[str, object]
+from router.http.logprobs import BytesOf, Json, chat_logprobs, text_logprobs
 
 DONE = b"data: [DONE]\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What the earlier events of a stream held."""
+
+    num_tokens: int = 0
+    num_characters: int = 0
+
+    def after(self, chunks: Sequence[Chunk]) -> "Sent":
+        """With some more chunks."""
+        return Sent(
+            self.num_tokens + sum(len(chunk.token_ids) for chunk in chunks),
+            self.num_characters + sum(len(chunk.text) for chunk in chunks),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +44,7 @@ class Replies:
     request_id: str
     model: str
     created: int
+    bytes_of: BytesOf
 
     def whole(self, chunks: list[Chunk], completion: Completion) -> bytes:
         """The body of an answer that is not streamed."""
@@ -39,7 +55,7 @@ class Replies:
                     {"message": {"role": "assistant", "content": text, "refusal": None}}
                     if self.kind is Kind.CHAT
                     else {"text": text},
-                    [token_id for chunk in chunks for token_id in chunk.token_ids],
+                    chunks,
                     completion.finish_reason,
                 )
             ],
@@ -55,18 +71,18 @@ class Replies:
         opening: Json = {"delta": {"role": "assistant", "content": ""}}
         return self._event(self._choice(opening, [], None))
 
-    def events(self, delivery: Delivery, num_sent_tokens: int) -> bytes:
+    def events(self, delivery: Delivery, sent: Sent) -> bytes:
         """One event for each chunk of a delivery; the closing chunk ends the stream.
 
-        num_sent_tokens were in the events before.
+        sent: what was in the events before.
         """
         num_prompt_tokens, events = delivery.request.num_prompt_tokens, []
         for chunk in delivery.chunks:
-            num_sent_tokens += len(chunk.token_ids)
+            choice = self._choice(self._piece(chunk), [chunk], _reason(chunk), sent)
+            sent = sent.after([chunk])
             usage = None
             if self.body.stream_options.continuous_usage_stats:
-                usage = _usage(Usage(num_prompt_tokens, num_sent_tokens))
-            choice = self._choice(self._piece(chunk), chunk.token_ids, _reason(chunk))
+                usage = _usage(Usage(num_prompt_tokens, sent.num_tokens))
             if chunk.completion is None:
                 events.append(self._event(choice, usage))
             else:
@@ -92,11 +108,26 @@ class Replies:
         is_last = chunk.completion is not None
         return {"delta": {} if is_last and not chunk.text else {"content": chunk.text}}
 
-    def _choice(self, piece: Json, token_ids: object, finish_reason: str | None) -> Json:
-        choice = {"index": 0, **piece, "logprobs": None, "finish_reason": finish_reason}
+    def _choice(
+        self, piece: Json, chunks: list[Chunk], finish_reason: str | None, sent: Sent = Sent()
+    ) -> Json:
+        choice = {
+            "index": 0,
+            **piece,
+            "logprobs": self._logprobs(chunks, sent),
+            "finish_reason": finish_reason,
+        }
         if self.body.return_token_ids:
-            choice["token_ids"] = token_ids
+            choice["token_ids"] = [i for chunk in chunks for i in chunk.token_ids]
         return choice
+
+    def _logprobs(self, chunks: list[Chunk], sent: Sent) -> Json | None:
+        with_logprobs = [chunk for chunk in chunks if chunk.logprobs]
+        if not with_logprobs:
+            return None
+        if self.kind is Kind.CHAT:
+            return chat_logprobs(with_logprobs, self.bytes_of)
+        return text_logprobs(chunks, self.bytes_of, sent.num_characters)
 
     def _frame(self, *, is_stream: bool) -> Json:
         prefix, name = ("chatcmpl", "chat.completion") if self.kind is Kind.CHAT else _TEXT_NAMES

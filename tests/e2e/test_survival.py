@@ -39,10 +39,14 @@ class Stream:
 
     @property
     def sampling(self) -> Sampling:
-        """Greedy and seeded in turn."""
-        temperature = 0.9 if self.number % 2 else 0.0
+        """Greedy and seeded in turn; half of each with penalties."""
         return Sampling(
-            max_tokens=MAX_TOKENS, temperature=temperature, seed=self.number + 20, ignore_eos=True
+            max_tokens=MAX_TOKENS,
+            temperature=0.9 if self.number % 2 else 0.0,
+            seed=self.number + 20,
+            ignore_eos=True,
+            repetition_penalty=1.2 if self.number % 4 < 2 else 1.0,
+            frequency_penalty=0.3 if self.number % 4 < 2 else 0.0,
         )
 
     async def run(self, client: AsyncClient) -> None:

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from twophase.v1 import worker_pb2 as twophase_dot_v1_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17twophase/v1/admin.proto\x12\x0btwophase.v1\x1a\x18twophase/v1/worker.proto\"\x12\n\x10GetStatusRequest\"\x8e\x02\n\x11GetStatusResponse\x12\x0c\n\x04mode\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x10\n\x08is_ready\x18\x03 \x01(\x08\x12\x1b\n\x13num_active_requests\x18\x04 \x01(\r\x12*\n\x07workers\x18\x05 \x03(\x0b\x32\x19.twophase.v1.WorkerStatus\x12\x19\n\x11num_prefill_calls\x18\x06 \x01(\r\x12\x15\n\rnum_mailboxes\x18\x07 \x01(\r\x12!\n\x02kv\x18\x08 \x01(\x0b\x32\x15.twophase.v1.KvTotals\x12\x16\n\x0esilent_workers\x18\t \x03(\t\x12\x14\n\x0chttp_address\x18\n \x01(\t\"\xa8\x01\n\x08KvTotals\x12\x1e\n\x16num_transferred_tokens\x18\x01 \x01(\x04\x12 \n\x18num_decode_cached_tokens\x18\x02 \x01(\x04\x12 \n\x18num_local_prefill_tokens\x18\x03 \x01(\x04\x12\x1b\n\x13num_sealed_handoffs\x18\x04 \x01(\x04\x12\x1b\n\x13num_failed_handoffs\x18\x05 \x01(\x04\"\x14\n\x12\x41uditBlocksRequest\"B\n\x13\x41uditBlocksResponse\x12+\n\x07holders\x18\x01 \x03(\x0b\x32\x1a.twophase.v1.AuditedHolder\"L\n\rAuditedHolder\x12(\n\x06holder\x18\x01 \x01(\x0b\x32\x18.twophase.v1.BlockHolder\x12\x11\n\tis_orphan\x18\x02 \x01(\x08\"#\n\x10\x41\x64\x64WorkerRequest\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\"!\n\x11\x41\x64\x64WorkerResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\"&\n\x13RemoveWorkerRequest\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\"\x16\n\x14RemoveWorkerResponse2\xc6\x02\n\x05\x41\x64min\x12J\n\tGetStatus\x12\x1d.twophase.v1.GetStatusRequest\x1a\x1e.twophase.v1.GetStatusResponse\x12P\n\x0b\x41uditBlocks\x12\x1f.twophase.v1.AuditBlocksRequest\x1a .twophase.v1.AuditBlocksResponse\x12J\n\tAddWorker\x12\x1d.twophase.v1.AddWorkerRequest\x1a\x1e.twophase.v1.AddWorkerResponse\x12S\n\x0cRemoveWorker\x12 .twophase.v1.RemoveWorkerRequest\x1a!.twophase.v1.RemoveWorkerResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17twophase/v1/admin.proto\x12\x0btwophase.v1\x1a\x18twophase/v1/worker.proto\"\x12\n\x10GetStatusRequest\"\xbf\x02\n\x11GetStatusResponse\x12\x0c\n\x04mode\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x10\n\x08is_ready\x18\x03 \x01(\x08\x12\x1b\n\x13num_active_requests\x18\x04 \x01(\r\x12*\n\x07workers\x18\x05 \x03(\x0b\x32\x19.twophase.v1.WorkerStatus\x12\x19\n\x11num_prefill_calls\x18\x06 \x01(\r\x12\x15\n\rnum_mailboxes\x18\x07 \x01(\r\x12!\n\x02kv\x18\x08 \x01(\x0b\x32\x15.twophase.v1.KvTotals\x12\x16\n\x0esilent_workers\x18\t \x03(\t\x12\x14\n\x0chttp_address\x18\n \x01(\t\x12/\n\rstuck_workers\x18\x0b \x03(\x0b\x32\x18.twophase.v1.StuckWorker\"H\n\x0bStuckWorker\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0b\n\x03why\x18\x03 \x01(\t\x12\r\n\x05\x61ge_s\x18\x04 \x01(\x01\"\xa8\x01\n\x08KvTotals\x12\x1e\n\x16num_transferred_tokens\x18\x01 \x01(\x04\x12 \n\x18num_decode_cached_tokens\x18\x02 \x01(\x04\x12 \n\x18num_local_prefill_tokens\x18\x03 \x01(\x04\x12\x1b\n\x13num_sealed_handoffs\x18\x04 \x01(\x04\x12\x1b\n\x13num_failed_handoffs\x18\x05 \x01(\x04\"\x14\n\x12\x41uditBlocksRequest\"B\n\x13\x41uditBlocksResponse\x12+\n\x07holders\x18\x01 \x03(\x0b\x32\x1a.twophase.v1.AuditedHolder\"L\n\rAuditedHolder\x12(\n\x06holder\x18\x01 \x01(\x0b\x32\x18.twophase.v1.BlockHolder\x12\x11\n\tis_orphan\x18\x02 \x01(\x08\"#\n\x10\x41\x64\x64WorkerRequest\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\"!\n\x11\x41\x64\x64WorkerResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\"&\n\x13RemoveWorkerRequest\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\"\x16\n\x14RemoveWorkerResponse2\xc6\x02\n\x05\x41\x64min\x12J\n\tGetStatus\x12\x1d.twophase.v1.GetStatusRequest\x1a\x1e.twophase.v1.GetStatusResponse\x12P\n\x0b\x41uditBlocks\x12\x1f.twophase.v1.AuditBlocksRequest\x1a .twophase.v1.AuditBlocksResponse\x12J\n\tAddWorker\x12\x1d.twophase.v1.AddWorkerRequest\x1a\x1e.twophase.v1.AddWorkerResponse\x12S\n\x0cRemoveWorker\x12 .twophase.v1.RemoveWorkerRequest\x1a!.twophase.v1.RemoveWorkerResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,23 +35,25 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETSTATUSREQUEST']._serialized_start=66
   _globals['_GETSTATUSREQUEST']._serialized_end=84
   _globals['_GETSTATUSRESPONSE']._serialized_start=87
-  _globals['_GETSTATUSRESPONSE']._serialized_end=357
-  _globals['_KVTOTALS']._serialized_start=360
-  _globals['_KVTOTALS']._serialized_end=528
-  _globals['_AUDITBLOCKSREQUEST']._serialized_start=530
-  _globals['_AUDITBLOCKSREQUEST']._serialized_end=550
-  _globals['_AUDITBLOCKSRESPONSE']._serialized_start=552
-  _globals['_AUDITBLOCKSRESPONSE']._serialized_end=618
-  _globals['_AUDITEDHOLDER']._serialized_start=620
-  _globals['_AUDITEDHOLDER']._serialized_end=696
-  _globals['_ADDWORKERREQUEST']._serialized_start=698
-  _globals['_ADDWORKERREQUEST']._serialized_end=733
-  _globals['_ADDWORKERRESPONSE']._serialized_start=735
-  _globals['_ADDWORKERRESPONSE']._serialized_end=768
-  _globals['_REMOVEWORKERREQUEST']._serialized_start=770
-  _globals['_REMOVEWORKERREQUEST']._serialized_end=808
-  _globals['_REMOVEWORKERRESPONSE']._serialized_start=810
-  _globals['_REMOVEWORKERRESPONSE']._serialized_end=832
-  _globals['_ADMIN']._serialized_start=835
-  _globals['_ADMIN']._serialized_end=1161
+  _globals['_GETSTATUSRESPONSE']._serialized_end=406
+  _globals['_STUCKWORKER']._serialized_start=408
+  _globals['_STUCKWORKER']._serialized_end=480
+  _globals['_KVTOTALS']._serialized_start=483
+  _globals['_KVTOTALS']._serialized_end=651
+  _globals['_AUDITBLOCKSREQUEST']._serialized_start=653
+  _globals['_AUDITBLOCKSREQUEST']._serialized_end=673
+  _globals['_AUDITBLOCKSRESPONSE']._serialized_start=675
+  _globals['_AUDITBLOCKSRESPONSE']._serialized_end=741
+  _globals['_AUDITEDHOLDER']._serialized_start=743
+  _globals['_AUDITEDHOLDER']._serialized_end=819
+  _globals['_ADDWORKERREQUEST']._serialized_start=821
+  _globals['_ADDWORKERREQUEST']._serialized_end=856
+  _globals['_ADDWORKERRESPONSE']._serialized_start=858
+  _globals['_ADDWORKERRESPONSE']._serialized_end=891
+  _globals['_REMOVEWORKERREQUEST']._serialized_start=893
+  _globals['_REMOVEWORKERREQUEST']._serialized_end=931
+  _globals['_REMOVEWORKERRESPONSE']._serialized_start=933
+  _globals['_REMOVEWORKERRESPONSE']._serialized_end=955
+  _globals['_ADMIN']._serialized_start=958
+  _globals['_ADMIN']._serialized_end=1284
 # @@protoc_insertion_point(module_scope)

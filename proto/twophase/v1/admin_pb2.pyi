@@ -12,7 +12,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("mode", "model", "is_ready", "num_active_requests", "workers", "num_prefill_calls", "num_mailboxes", "kv", "silent_workers", "http_address")
+    __slots__ = ("mode", "model", "is_ready", "num_active_requests", "workers", "num_prefill_calls", "num_mailboxes", "kv", "silent_workers", "http_address", "stuck_workers")
     MODE_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     IS_READY_FIELD_NUMBER: _ClassVar[int]
@@ -23,6 +23,7 @@ class GetStatusResponse(_message.Message):
     KV_FIELD_NUMBER: _ClassVar[int]
     SILENT_WORKERS_FIELD_NUMBER: _ClassVar[int]
     HTTP_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    STUCK_WORKERS_FIELD_NUMBER: _ClassVar[int]
     mode: str
     model: str
     is_ready: bool
@@ -33,7 +34,20 @@ class GetStatusResponse(_message.Message):
     kv: KvTotals
     silent_workers: _containers.RepeatedScalarFieldContainer[str]
     http_address: str
-    def __init__(self, mode: _Optional[str] = ..., model: _Optional[str] = ..., is_ready: _Optional[bool] = ..., num_active_requests: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[_worker_pb2.WorkerStatus, _Mapping]]] = ..., num_prefill_calls: _Optional[int] = ..., num_mailboxes: _Optional[int] = ..., kv: _Optional[_Union[KvTotals, _Mapping]] = ..., silent_workers: _Optional[_Iterable[str]] = ..., http_address: _Optional[str] = ...) -> None: ...
+    stuck_workers: _containers.RepeatedCompositeFieldContainer[StuckWorker]
+    def __init__(self, mode: _Optional[str] = ..., model: _Optional[str] = ..., is_ready: _Optional[bool] = ..., num_active_requests: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[_worker_pb2.WorkerStatus, _Mapping]]] = ..., num_prefill_calls: _Optional[int] = ..., num_mailboxes: _Optional[int] = ..., kv: _Optional[_Union[KvTotals, _Mapping]] = ..., silent_workers: _Optional[_Iterable[str]] = ..., http_address: _Optional[str] = ..., stuck_workers: _Optional[_Iterable[_Union[StuckWorker, _Mapping]]] = ...) -> None: ...
+
+class StuckWorker(_message.Message):
+    __slots__ = ("name", "address", "why", "age_s")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    AGE_S_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    address: str
+    why: str
+    age_s: float
+    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., why: _Optional[str] = ..., age_s: _Optional[float] = ...) -> None: ...
 
 class KvTotals(_message.Message):
     __slots__ = ("num_transferred_tokens", "num_decode_cached_tokens", "num_local_prefill_tokens", "num_sealed_handoffs", "num_failed_handoffs")

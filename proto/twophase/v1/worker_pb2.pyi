@@ -60,7 +60,7 @@ class GetWorkerStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("name", "role", "address", "pid", "num_total_blocks", "num_free_blocks", "num_cached_blocks", "num_used_blocks", "num_quarantined_blocks", "num_waiting_requests", "num_running_requests", "num_reservations", "num_open_transfers", "num_handler_tasks", "num_steps", "num_transfer_bytes", "links", "num_waiting_prompt_tokens", "kernels", "quarantine_age_s")
+    __slots__ = ("name", "role", "address", "pid", "num_total_blocks", "num_free_blocks", "num_cached_blocks", "num_used_blocks", "num_quarantined_blocks", "num_waiting_requests", "num_running_requests", "num_reservations", "num_open_transfers", "num_handler_tasks", "num_steps", "num_transfer_bytes", "links", "num_waiting_prompt_tokens", "kernels", "quarantine_age_s", "num_runnable_requests", "is_draining")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -81,6 +81,8 @@ class WorkerStatus(_message.Message):
     NUM_WAITING_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     KERNELS_FIELD_NUMBER: _ClassVar[int]
     QUARANTINE_AGE_S_FIELD_NUMBER: _ClassVar[int]
+    NUM_RUNNABLE_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    IS_DRAINING_FIELD_NUMBER: _ClassVar[int]
     name: str
     role: str
     address: str
@@ -101,7 +103,9 @@ class WorkerStatus(_message.Message):
     num_waiting_prompt_tokens: int
     kernels: str
     quarantine_age_s: float
-    def __init__(self, name: _Optional[str] = ..., role: _Optional[str] = ..., address: _Optional[str] = ..., pid: _Optional[int] = ..., num_total_blocks: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_cached_blocks: _Optional[int] = ..., num_used_blocks: _Optional[int] = ..., num_quarantined_blocks: _Optional[int] = ..., num_waiting_requests: _Optional[int] = ..., num_running_requests: _Optional[int] = ..., num_reservations: _Optional[int] = ..., num_open_transfers: _Optional[int] = ..., num_handler_tasks: _Optional[int] = ..., num_steps: _Optional[int] = ..., num_transfer_bytes: _Optional[int] = ..., links: _Optional[_Iterable[_Union[LinkStatus, _Mapping]]] = ..., num_waiting_prompt_tokens: _Optional[int] = ..., kernels: _Optional[str] = ..., quarantine_age_s: _Optional[float] = ...) -> None: ...
+    num_runnable_requests: int
+    is_draining: bool
+    def __init__(self, name: _Optional[str] = ..., role: _Optional[str] = ..., address: _Optional[str] = ..., pid: _Optional[int] = ..., num_total_blocks: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_cached_blocks: _Optional[int] = ..., num_used_blocks: _Optional[int] = ..., num_quarantined_blocks: _Optional[int] = ..., num_waiting_requests: _Optional[int] = ..., num_running_requests: _Optional[int] = ..., num_reservations: _Optional[int] = ..., num_open_transfers: _Optional[int] = ..., num_handler_tasks: _Optional[int] = ..., num_steps: _Optional[int] = ..., num_transfer_bytes: _Optional[int] = ..., links: _Optional[_Iterable[_Union[LinkStatus, _Mapping]]] = ..., num_waiting_prompt_tokens: _Optional[int] = ..., kernels: _Optional[str] = ..., quarantine_age_s: _Optional[float] = ..., num_runnable_requests: _Optional[int] = ..., is_draining: _Optional[bool] = ...) -> None: ...
 
 class ListBlocksRequest(_message.Message):
     __slots__ = ()
@@ -284,14 +288,16 @@ class CancelRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ...) -> None: ...
 
 class DecodeUpdate(_message.Message):
-    __slots__ = ("reserved", "tokens", "failed")
+    __slots__ = ("reserved", "tokens", "failed", "is_draining")
     RESERVED_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
+    IS_DRAINING_FIELD_NUMBER: _ClassVar[int]
     reserved: _containers.RepeatedCompositeFieldContainer[Reserved]
     tokens: _containers.RepeatedCompositeFieldContainer[NewToken]
     failed: _containers.RepeatedCompositeFieldContainer[RequestFailed]
-    def __init__(self, reserved: _Optional[_Iterable[_Union[Reserved, _Mapping]]] = ..., tokens: _Optional[_Iterable[_Union[NewToken, _Mapping]]] = ..., failed: _Optional[_Iterable[_Union[RequestFailed, _Mapping]]] = ...) -> None: ...
+    is_draining: bool
+    def __init__(self, reserved: _Optional[_Iterable[_Union[Reserved, _Mapping]]] = ..., tokens: _Optional[_Iterable[_Union[NewToken, _Mapping]]] = ..., failed: _Optional[_Iterable[_Union[RequestFailed, _Mapping]]] = ..., is_draining: _Optional[bool] = ...) -> None: ...
 
 class Reserved(_message.Message):
     __slots__ = ("request_id", "reservation")

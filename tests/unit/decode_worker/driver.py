@@ -15,6 +15,7 @@ from core.worker import RequestFailed, Reserve, Reserved, Role, WorkerInfo
 from decode_worker.limits import Limits
 from decode_worker.scheduler import Scheduler
 from decode_worker.worker import DecodeWorker
+from engine.batch import StepResult
 from engine.block_pool import BlockPool
 
 BLOCK = 4
@@ -112,7 +113,7 @@ class World:
             max_context_tokens=48,
             vocab_size=512,
             max_num_sequences=max_sequences,
-            attention="none: a test",
+            kernels="none: a test",
         )
         self.pool = BlockPool(num_blocks, BLOCK)
         scheduler = Scheduler(mode, max_batch_tokens=budget, max_num_sequences=max_sequences)
@@ -189,7 +190,7 @@ class World:
     def end_step(self, steps, compute_s=0.25):
         """Sampled tokens are 100 + the length of their sequence."""
         tokens = [None if step.sampling is None else 100 + step.end for step in steps]
-        self.worker.apply(tokens, compute_s, self.now_s)
+        self.worker.apply(StepResult(tokens, compute_s), self.now_s)
 
     def step(self):
         steps = self.start_step()

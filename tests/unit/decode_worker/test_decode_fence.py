@@ -53,6 +53,16 @@ class TestHowAWriterIsFenced:
         case.world.pass_s(0.25)
         assert_nothing_is_left(case.world)
 
+    def test_not_by_time_which_the_gauge_of_quarantine_counts_until_the_writer_is_fenced(self):
+        case = self.cancelled()
+        handoffs, world = case.world.worker.handoffs, case.world
+        assert handoffs.quarantine_age_s(world.now_s) == 0.0
+        world.pass_s(1.5)
+        assert handoffs.quarantine_age_s(world.now_s) == 1.5
+        case.link.acknowledge(case.epoch)
+        assert handoffs.quarantine_age_s(world.now_s) == 0.0
+        assert_nothing_is_left(world)
+
     def test_not_by_a_piece_which_is_taken_off_the_link_and_thrown_away(self):
         case = self.cancelled()
         piece = case.world.pieces()[1]

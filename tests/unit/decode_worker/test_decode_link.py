@@ -10,13 +10,15 @@ import torch
 
 from core.clock import ManualClock
 from core.config import TransferConfig
-from core.errors import ConfigError, LayoutMismatch, PeerLost, TransferFailed
+from core.errors import ConfigError, LayoutMismatch, PeerLost, TransferFailed, TransferFailure
 from core.layout import Dtype
 from core.link import Begin, LinkOpened, LinkRefused, OpenLink, PieceAck
+from core.worker import RequestFailed
 from decode_worker.link import LinkServer
 from kv_transfer.backend import BackendKind, Offer
+from kv_transfer.inbound import FENCE_TIMEOUT_S
 from kv_transfer.shm import host_id
-from tests.unit.decode_worker.driver import LAYOUT, World, assert_nothing_is_left
+from tests.unit.decode_worker.driver import LAYOUT, World, assert_nothing_is_left, make_request
 
 OPEN = OpenLink("prefill-0", "p1", "1", LAYOUT, "auto", host_id(), "cpu", False, False)
 
@@ -160,8 +162,50 @@ async def test_a_take_that_fails_ends_the_link_and_its_handoffs(caplog):
     assert_nothing_is_left(world)
 
 
+@pytest.mark.case("B-001")
+async def test_a_link_that_leaves_an_abort_unanswered_is_dropped_and_its_stream_ends_in_order():
+    world = LinkWorld()
+    world.backend.may_return.set()
+    task = await world.taking()
+    world.cancel()
+    world.pass_s(FENCE_TIMEOUT_S)
+    world.pass_s(0.25)
+    # not as cancelled: of that gRPC would tell the prefill worker nothing
+    await task
+    assert world.server.statuses == ()
+    assert_nothing_is_left(world)
+
+
+@pytest.mark.parametrize("order", [("a", "b"), ("a", "right", "b")], ids="-".join)
+async def test_a_link_whose_bytes_and_headers_are_out_of_step_is_closed(order):
+    world = LinkWorld()
+    world.backend.may_return.set()
+    for number, name in enumerate(order):
+        world.reserve(make_request(name, first=50 * number))
+    task = world.open()
+    for name in order:
+        world.incoming.put_nowait(Begin(name, world.epoch(name)))
+        first, second = world.pieces(name)
+        # what comes off the link has the checksum of a first piece
+        wrong = dataclasses.replace(first, checksum=second.checksum)
+        world.incoming.put_nowait(first if name == "right" else wrong)
+    if "right" in order:
+        # 1 a spoilt piece now and then costs its own handoff only
+        while world.server.num_bytes < 3 * first.num_bytes:
+            await asyncio.sleep(0)
+        assert len(world.server.statuses) == 1
+        world.incoming.put_nowait(None)
+    # 2 two in a row end the link, though its stream goes on
+    await asyncio.wait_for(task, 10.0)
+    failed = {e.request_id: e.error.reason for e in world.events() if isinstance(e, RequestFailed)}
+    assert {"a": failed["a"], "b": failed["b"]} == dict.fromkeys("ab", TransferFailure.CHECKSUM)
+    assert failed.get("right", TransferFailure.LINK_LOST) is TransferFailure.LINK_LOST
+    assert world.server.statuses == ()
+    assert_nothing_is_left(world)
+
+
 @pytest.mark.parametrize("num_cancels", [1, 3])
-async def test_a_link_that_is_dropped_keeps_its_blocks_until_its_thread_has_returned(num_cancels):
+async def test_a_link_that_is_cancelled_keeps_its_blocks_until_its_thread_has_returned(num_cancels):
     world = LinkWorld()
     task = await world.taking()
     world.cancel()

@@ -6,7 +6,8 @@ import pytest
 
 from core.config import load_config
 from core.errors import ConfigError, InvalidRequest, Overloaded
-from core.request import Request, RequestId, SamplingParams
+from core.request import OutputToken, Request, RequestId, SamplingParams
+from engine.batch import StepResult
 from engine.block_pool import BlockPool
 from prefill_worker.config import PrefillWorkerConfig
 from prefill_worker.worker import PrefillWorker
@@ -27,7 +28,9 @@ def make_request(request_id, num_tokens, *, first=0):
 def step(worker, now_s=1.0, compute_s=0.25):
     """One step; token 7 for each prompt that asks for one."""
     steps = worker.next_steps()
-    return worker.apply([None if s.sampling is None else 7 for s in steps], compute_s, now_s)
+    return worker.apply(
+        StepResult([None if s.sampling is None else 7 for s in steps], compute_s), now_s
+    )
 
 
 def run(worker):
@@ -57,15 +60,15 @@ class TestAWholeLife:
         assert worker.pool.counts().used == 3
         assert (worker.num_waiting, worker.num_running) == (0, 1)
         # 3 each chunk is told, so that it can be pushed
-        (computed,) = worker.apply([None], 0.5, now_s=1.0)
-        assert (computed.num_tokens, computed.first_token_id, computed.report) == (4, None, None)
+        (computed,) = worker.apply(StepResult([None], 0.5), now_s=1.0)
+        assert (computed.num_tokens, computed.first_token, computed.report) == (4, None, None)
         assert computed.block_ids == tuple(chunk.block_table)
         assert [c.num_tokens for c in step(worker, 2.0, 0.5)] == [8]
         # 4 the last one samples and reports
         (chunk,) = worker.next_steps()
         assert (chunk.token_ids, chunk.start, chunk.sampling) == ((8, 9), 8, GREEDY)
-        (computed,) = worker.apply([7], 0.5, now_s=3.0)
-        assert (computed.num_tokens, computed.first_token_id) == (10, 7)
+        (computed,) = worker.apply(StepResult([7], 0.5), now_s=3.0)
+        assert (computed.num_tokens, computed.first_token) == (10, OutputToken(7))
         assert dataclasses.astuple(computed.report) == (1.5, 1.5, 0, 3)
         assert (worker.num_steps, worker.num_waiting_tokens) == (3, 0)
         # 5 its blocks stay its own until released, once
@@ -82,8 +85,8 @@ class TestAWholeLife:
         worker.add(make_request("b", 3, first=50), 0.0)
         steps = worker.next_steps()
         assert [len(s.token_ids) for s in steps] == [4, 3]
-        told = worker.apply([11, 22], 0.5, 1.0)
-        assert [(c.request_id, c.first_token_id) for c in told] == [("a", 11), ("b", 22)]
+        told = worker.apply(StepResult([11, 22], 0.5), 1.0)
+        assert [(c.request_id, c.first_token.token_id) for c in told] == [("a", 11), ("b", 22)]
         for name in "ab":
             worker.release(name)
         assert_nothing_is_left(worker)
@@ -104,11 +107,11 @@ class TestLayerByLayer:
         # a cancelled prompt is nobody's business any more
         worker.release("a")
         assert [t.request_id for t in worker.layer_computed(3)] == ["b"]
-        worker.apply([7, None], 0.25, 1.0)
+        worker.apply(StepResult([7, None], 0.25), 1.0)
         assert worker.layer_computed(3) == []
         worker.next_steps()
         assert [t.num_tokens for t in worker.layer_computed(1)] == [9]
-        worker.apply([7], 0.25, 1.0)
+        worker.apply(StepResult([7], 0.25), 1.0)
         worker.release("b")
         assert_nothing_is_left(worker)
 
@@ -143,7 +146,7 @@ class TestPrefixSharing:
         (chunk,) = worker.next_steps()
         # 8 of 12: the last token has to be computed for its logits
         assert (chunk.start, chunk.token_ids) == (8, (8, 9, 10, 11))
-        (second,) = worker.apply([7], 0.25, 1.0)
+        (second,) = worker.apply(StepResult([7], 0.25), 1.0)
         assert second.report.num_cached_tokens == 8
         assert second.block_ids[:2] == first.block_ids[:2]
         assert second.block_ids[2] != first.block_ids[2]
@@ -161,7 +164,7 @@ class TestPrefixSharing:
         worker.add(make_request("b", 12), 0.0)
         (chunk,) = worker.next_steps()
         assert chunk.start == 8
-        worker.apply([7], 0.25, 1.0)
+        worker.apply(StepResult([7], 0.25), 1.0)
         worker.release("b")
         assert_nothing_is_left(worker)
 
@@ -191,7 +194,7 @@ class TestCancel:
         worker.release("r")
         assert worker.pool.counts().used == 3
         if ending == "apply":
-            assert worker.apply([None], 0.25, 1.0) == []
+            assert worker.apply(StepResult([None], 0.25), 1.0) == []
         else:
             assert worker.step_failed() == []
         assert_nothing_is_left(worker)
@@ -202,7 +205,7 @@ class TestCancel:
         worker.next_steps()
         worker.release("r")
         worker.add(make_request("r", 6, first=70), 0.0)
-        assert worker.apply([None], 0.25, 1.0) == []
+        assert worker.apply(StepResult([None], 0.25), 1.0) == []
         told = run(worker)
         assert [c.num_tokens for c in told] == [4, 6]
         assert told[-1].report.num_cached_tokens == 0
@@ -259,7 +262,7 @@ class TestBounds:
         assert worker.num_waiting == 2
         worker.release("big")
         assert [s.token_ids[0] for s in worker.next_steps()] == [50, 70]
-        worker.apply([7, 7], 0.25, 1.0)
+        worker.apply(StepResult([7, 7], 0.25), 1.0)
         worker.release("next")
         worker.release("small")
         assert_nothing_is_left(worker)

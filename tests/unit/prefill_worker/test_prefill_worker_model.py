@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from core.errors import InvalidRequest, Overloaded
 from core.request import Request, RequestId, SamplingParams
+from engine.batch import StepResult
 from engine.block_pool import BlockPool
 from prefill_worker.worker import PrefillWorker
 
@@ -65,13 +66,13 @@ class PrefillMachine(RuleBasedStateMachine):
         self.now_s += 1.0
         tokens = [None if step.sampling is None else 7 for step in self.running]
         self.running = None
-        for computed in self.worker.apply(tokens, 0.5, self.now_s):
+        for computed in self.worker.apply(StepResult(tokens, 0.5), self.now_s):
             name = computed.request_id
             assert computed.num_tokens > self.done[name]
             self.done[name] = computed.num_tokens
             is_last = computed.num_tokens == len(self.prompts[name])
             assert (computed.report is not None) == is_last
-            assert (computed.first_token_id is not None) == is_last
+            assert (computed.first_token is not None) == is_last
             if is_last:
                 assert computed.report.queue_s >= -1e-9
                 assert computed.report.num_cached_tokens % BLOCK == 0

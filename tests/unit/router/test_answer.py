@@ -37,10 +37,10 @@ def receiving(placement=MOVED, **sampling):
 
 
 def deliver(answer, now_s=20.0):
-    token_ids = answer.take_undelivered()
-    if token_ids:
+    tokens = answer.take_undelivered()
+    if tokens:
         answer.delivered(now_s)
-    return token_ids
+    return [token.token_id for token in tokens]
 
 
 class TestOrder:

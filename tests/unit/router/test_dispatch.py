@@ -37,8 +37,8 @@ class World:
         self.delivered = []
         self.decode = self.prefill = None
 
-    async def deliver(self, token_ids):
-        self.delivered.append(token_ids)
+    async def deliver(self, tokens):
+        self.delivered.append([token.token_id for token in tokens])
 
     def start(self, request, deliver=None):
         return asyncio.create_task(
@@ -166,8 +166,8 @@ class TestAWholeLife:
         tasks = []
         for name, log in got.items():
 
-            async def deliver(token_ids, log=log):
-                log.extend(token_ids)
+            async def deliver(tokens, log=log):
+                log.extend(token.token_id for token in tokens)
 
             tasks.append(split.start(make_request(name, max_tokens=2), deliver))
         await until(lambda: len(split.decode.commands) == 5)

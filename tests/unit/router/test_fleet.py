@@ -1,13 +1,11 @@
 """Who is connected, what they were given, and who is told when a worker is lost."""
 
-import asyncio
-
 import pytest
 
 from core.errors import PeerLost
 from core.worker import CancelRequest, DecodeUpdate, RequestFailed, Role
-from router import fleet as fleet_module
-from router.fleet import Fleet, Mailbox
+from router.fleet import Fleet
+from router.member import Mailbox
 from tests.unit.router.doubles import (
     END,
     PREFILL_REPORT,
@@ -196,20 +194,3 @@ async def test_leaving_closes_every_connection(cluster, clock):
 async def test_a_decode_worker_that_left_after_it_was_placed_is_lost(fleet):
     with pytest.raises(PeerLost, match="disconnected"):
         fleet.decode("decode-7")
-
-
-async def test_a_heartbeat_that_is_answered_clears_the_suspicion(fleet, join, clock, monkeypatch):
-    await join("prefill-0", Role.PREFILL)
-    member = fleet.prefill("prefill-0")
-    member.is_suspect = True
-
-    async def answers(timeout_s):
-        return None
-
-    monkeypatch.setattr(member.peer, "status", answers)
-    beating = asyncio.create_task(fleet_module._heartbeat(member, 1.0, clock))
-    await until(lambda: not member.is_suspect)
-    beating.cancel()
-    await asyncio.gather(beating, return_exceptions=True)
-
-    assert [load.name for load in fleet.prefill_loads()] == ["prefill-0"]

@@ -18,6 +18,7 @@ from core.errors import (
     TransferFailed,
     TransferFailure,
 )
+from core.sampling import Sampling
 from core.worker import CancelRequest, RequestFailed, Reserve, Role
 from router.admission import Admission
 from router.chat_template import ChatTemplate
@@ -26,7 +27,7 @@ from router.dispatch import Dispatcher
 from router.generation import FrontDoor, Generation, Incoming
 from router.http.app import HttpApp
 from router.http.reading import BodyReader
-from router.request import Asked, Defaults
+from router.request import Defaults
 from router.tokenizer import Tokenizer
 from router.totals import KvCounters
 from tests.unit.router.doubles import (
@@ -458,7 +459,7 @@ async def test_a_deadline_is_the_routers_unless_a_shorter_one_is_asked_for(
         pass
 
     received_s = clock.now_s()
-    asked = Asked(2, None, None, None, None, (), False)
+    asked = Sampling(max_tokens=2)
     incoming = Incoming("r", "", "hi", asked, received_s, time_limit_s=asked_s)
     running = asyncio.create_task(world.generation.run(incoming, discard))
     request = await world.reserved()

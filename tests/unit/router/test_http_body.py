@@ -8,11 +8,12 @@ from hypothesis import strategies as st
 
 from core.completion import ChatMessage
 from core.errors import InvalidRequest, ModelError
+from core.sampling import Sampling
 from router.http.body import Kind, defaults_of, read_body
 from router.http.defaults import checkpoint_defaults
 from router.http.fields import CHAT, TEXT
 from router.http.readers import StreamOptions
-from router.request import Asked, Defaults
+from router.request import Defaults
 
 USER = [{"role": "user", "content": "hi"}]
 
@@ -46,10 +47,34 @@ class TestTaken:
             stream_options={"include_usage": True, "continuous_usage_stats": True},
             return_token_ids=True,
             user="someone",
+            stop="END",
+            min_tokens=2,
+            min_p=0.1,
+            repetition_penalty=1.1,
+            presence_penalty=0.5,
+            frequency_penalty=-1,
+            logit_bias={"5": 1, "7": -100},
+            logprobs=3,
         )
 
         assert (body.model, body.prompt) == ("tiny", "hi")
-        assert body.asked == Asked(5, 0.5, 3, 0.9, 7, (4, 5), True)
+        assert body.asked == Sampling(
+            max_tokens=5,
+            temperature=0.5,
+            top_k=3,
+            top_p=0.9,
+            seed=7,
+            stop_token_ids=(4, 5),
+            ignore_eos=True,
+            stop=("END",),
+            min_tokens=2,
+            min_p=0.1,
+            repetition_penalty=1.1,
+            presence_penalty=0.5,
+            frequency_penalty=-1.0,
+            logit_bias=((5, 1.0), (7, -100.0)),
+            num_logprobs=3,
+        )
         assert body.is_stream and body.return_token_ids
         assert body.stream_options == StreamOptions(True, True)
 
@@ -57,7 +82,20 @@ class TestTaken:
         names = ("model", "max_tokens", "temperature", "stream", "stream_options", "stop", "tools")
 
         assert chat(**dict.fromkeys(names)) == chat()
-        assert chat().asked == Asked(None, None, None, None, None, (), False)
+        assert chat().asked == Sampling()
+
+    @pytest.mark.parametrize(
+        ("fields", "num_logprobs"),
+        [
+            ({}, None),
+            ({"logprobs": False}, None),
+            ({"logprobs": True}, 0),
+            ({"logprobs": True, "top_logprobs": 4}, 4),
+            ({"logprobs": False, "top_logprobs": 0}, None),
+        ],
+    )
+    def test_a_chat_asks_for_log_probabilities_in_two_fields(self, fields, num_logprobs):
+        assert chat(**fields).asked.num_logprobs == num_logprobs
 
     @pytest.mark.parametrize(
         ("sent", "prompt"),
@@ -128,17 +166,8 @@ class TestRefused:
         [
             ("n", 2),
             ("n", True),
-            ("stop", "."),
-            ("stop", ["."]),
-            ("presence_penalty", 0.5),
-            ("frequency_penalty", -1),
-            ("logit_bias", {"5": 1}),
-            ("min_p", 0.1),
-            ("min_tokens", 3),
-            ("repetition_penalty", 1.1),
             ("response_format", {"type": "json_object"}),
-            ("logprobs", True),
-            ("logprobs", 1),
+            ("prompt_logprobs", 1),
         ],
     )
     def test_what_is_not_served_yet_is_refused_by_name(self, name, value):
@@ -152,10 +181,8 @@ class TestRefused:
         [
             ("n", 1),
             ("stop", []),
-            ("presence_penalty", 0.0),
-            ("frequency_penalty", 0),
             ("logit_bias", {}),
-            ("repetition_penalty", 1.0),
+            ("length_penalty", 1.0),
             ("response_format", {"type": "text"}),
         ],
     )

@@ -48,8 +48,8 @@ class Cluster:
         self.clock = clock
         self.tokens = []
 
-    async def deliver(self, token_ids):
-        self.tokens += token_ids
+    async def deliver(self, tokens):
+        self.tokens += [token.token_id for token in tokens]
 
     def start(self, request):
         now_s = self.clock.now_s()
@@ -106,9 +106,9 @@ async def cluster(fleet, join, clock):
 
 class TestAnAnswerThatItsTextEnds:
     async def test_keeps_the_tokens_up_to_the_end_and_gives_up_the_rest(self, cluster):
-        async def deliver(token_ids):
-            cluster.tokens += token_ids
-            return 2 if 102 in token_ids else None
+        async def deliver(tokens):
+            cluster.tokens += [token.token_id for token in tokens]
+            return 2 if 102 in cluster.tokens else None
 
         cluster.deliver = deliver
         task = cluster.start(make_request(max_tokens=9))

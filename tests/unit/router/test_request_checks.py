@@ -9,25 +9,25 @@ from tokenizers import AddedToken, models, pre_tokenizers
 from core.completion import ChatMessage
 from core.errors import InvalidRequest
 from core.request import MAX_SEED, SamplingParams
+from core.sampling import Sampling
 from router.chat_template import ChatTemplate
 from router.request import (
-    Asked,
     Limits,
     check_model,
     request_id_of,
     sampling_of,
+    stop_strings_of,
     token_ids_of,
 )
 from router.tokenizer import Tokenizer
 
 LIMITS = Limits(model="tiny", vocab_size=258, max_context_tokens=16)
 EOS = (1,)
-UNSET = {name: None for name in ("max_tokens", "temperature", "top_k", "top_p", "seed")}
 TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
 
 
 def asked(**fields):
-    return Asked(**(UNSET | {"stop_token_ids": (), "ignore_eos": False} | fields))
+    return Sampling(**fields)
 
 
 @pytest.fixture(scope="module")
@@ -155,7 +155,42 @@ class TestSampling:
                 "65 ids",
                 "at most 64 are taken",
             ),
+            ({"max_tokens": 3, "min_tokens": 4}, "min_tokens", "4", "max_tokens is 3"),
+            ({"min_p": -0.1}, "min_p", "-0.1", "must be 0 to 1"),
+            (
+                {"repetition_penalty": 0.0},
+                "repetition_penalty",
+                "0.0",
+                "must be over 0, at most 10",
+            ),
+            ({"presence_penalty": 2.5}, "presence_penalty", "2.5", "must be -2 to 2"),
+            ({"frequency_penalty": math.nan}, "frequency_penalty", "nan", "must be -2 to 2"),
+            ({"logit_bias": ((258, 1.0),)}, "logit_bias[0]", "258", "must be below 258"),
+            ({"logit_bias": ((5, 101.0),)}, "logit_bias[5]", "101.0", "must be -100 to 100"),
+            (
+                {"logit_bias": ((5, 1.0),) * 1025},
+                "logit_bias",
+                "1025 ids",
+                "at most 1024 are taken",
+            ),
+            ({"num_logprobs": 21}, "num_logprobs", "21", "must be 0 to 20"),
         ],
     )
     def test_a_value_outside_its_range_is_refused(self, fields, field, value, limit):
         assert refusal(sampling_of, asked(**fields), 6, EOS, LIMITS) == (field, value, limit)
+
+
+class TestStopStrings:
+    def test_each_is_kept_once(self):
+        assert stop_strings_of(asked(stop=("a", "b", "a"))) == ("a", "b")
+
+    @pytest.mark.parametrize(
+        ("stop", "field", "value", "limit"),
+        [
+            (("x",) * 17, "stop", "17 strings", "at most 16 are taken"),
+            (("x", ""), "stop[1]", "0 characters", "must have 1 to 256"),
+            (("x" * 257,), "stop[0]", "257 characters", "must have 1 to 256"),
+        ],
+    )
+    def test_others_are_refused(self, stop, field, value, limit):
+        assert refusal(stop_strings_of, asked(stop=stop)) == (field, value, limit)

@@ -8,7 +8,16 @@ from core import errors, link
 from core.completion import ChatMessage, Chunk, Completion
 from core.errors import TransferFailure
 from core.layout import Dtype, KVLayout
-from core.request import FinishReason, Request, RequestId, SamplingParams, Usage, WorkerName
+from core.request import (
+    FinishReason,
+    Logprobs,
+    Request,
+    RequestId,
+    SamplingParams,
+    Usage,
+    WorkerName,
+)
+from core.sampling import Sampling
 from core.timeline import DecodeReport, Phases, PrefillReport, TransferReport
 from core.worker import (
     BlockHolder,
@@ -23,6 +32,7 @@ from core.worker import (
     Reserve,
     Reserved,
     Role,
+    StuckWorker,
     WorkerInfo,
     WorkerStatus,
 )
@@ -54,6 +64,10 @@ layouts = fields(
     tensor_parallel_size=counts,
     protocol_version=counts,
 )
+penalties = st.floats(-2, 2, width=32)
+biases = st.dictionaries(counts, st.floats(-100, 100, width=32), max_size=3).map(
+    lambda bias: tuple(bias.items())
+)
 samplings = fields(
     SamplingParams,
     max_tokens=st.integers(1, 2**32 - 1),
@@ -62,6 +76,36 @@ samplings = fields(
     top_p=st.floats(0, 1, width=32, exclude_min=True),
     seed=st.integers(0, 2**63 - 1),
     stop_token_ids=ids,
+    min_tokens=counts,
+    min_p=st.floats(0, 1, width=32),
+    repetition_penalty=st.floats(0, 10, width=32, exclude_min=True),
+    presence_penalty=penalties,
+    frequency_penalty=penalties,
+    logit_bias=biases,
+    num_logprobs=st.none() | st.integers(0, 20),
+)
+askings = fields(
+    Sampling,
+    max_tokens=st.none() | counts,
+    temperature=st.none() | st.floats(width=32, allow_nan=False),
+    top_k=st.none() | counts,
+    top_p=st.none() | st.floats(width=32, allow_nan=False),
+    seed=st.none() | wides,
+    stop_token_ids=ids,
+    ignore_eos=st.booleans(),
+    stop=st.lists(texts, max_size=3).map(tuple),
+    min_tokens=st.none() | counts,
+    min_p=st.none() | st.floats(width=32, allow_nan=False),
+    repetition_penalty=st.none() | st.floats(width=32, allow_nan=False),
+    presence_penalty=st.none() | penalties,
+    frequency_penalty=st.none() | penalties,
+    logit_bias=biases,
+    num_logprobs=st.none() | counts,
+)
+logprobs = fields(
+    Logprobs,
+    chosen=st.floats(-100, 0, width=32),
+    top=st.lists(st.tuples(counts, st.floats(-100, 0, width=32)), max_size=3).map(tuple),
 )
 requests = fields(
     Request,
@@ -69,6 +113,7 @@ requests = fields(
     prompt_token_ids=ids,
     sampling=samplings,
     deadline_s=st.floats(-1e6, 1e6),
+    num_resumed_tokens=counts,
 )
 phases = fields(
     Phases,
@@ -121,7 +166,13 @@ completions = fields(
     seed=wides,
     failures=st.lists(texts, max_size=3).map(tuple),
 )
-chunks = fields(Chunk, text=texts, token_ids=ids, completion=st.none() | completions)
+chunks = fields(
+    Chunk,
+    text=texts,
+    token_ids=ids,
+    completion=st.none() | completions,
+    logprobs=st.lists(logprobs, max_size=3).map(tuple),
+)
 conversations = st.lists(fields(ChatMessage, role=texts, content=texts), max_size=4)
 
 infos = fields(
@@ -158,6 +209,8 @@ statuses = fields(
     num_waiting_prompt_tokens=wides,
     kernels=texts,
     quarantine_age_s=st.floats(0, 1e9),
+    num_runnable_requests=counts,
+    is_draining=st.booleans(),
     links=st.lists(
         fields(
             LinkStatus,
@@ -182,7 +235,10 @@ reservations = fields(
     num_shared_tokens=counts,
     prompt_digest=wides,
 )
-prefill_events = fields(FirstToken, token_id=counts, report=prefill_reports) | transfer_reports
+prefill_events = (
+    fields(FirstToken, token_id=counts, report=prefill_reports, logprobs=st.none() | logprobs)
+    | transfer_reports
+)
 commands = fields(Reserve, request=requests, prefill_locally=st.booleans()) | fields(
     CancelRequest, request_id=request_ids
 )
@@ -194,6 +250,7 @@ all_errors = st.one_of(
     st.builds(errors.DeadlineExceeded, texts),
     st.builds(errors.Cancelled, texts),
     st.builds(errors.PeerLost, texts, texts),
+    st.builds(errors.PeerStopping, texts),
     st.builds(errors.TransferFailed, reasons, texts),
     st.builds(errors.LayoutMismatch, texts),
     st.builds(errors.ConfigError, texts, texts, st.none() | texts.filter(bool)),
@@ -211,6 +268,7 @@ updates = fields(
             request_id=request_ids,
             token_id=counts,
             index=counts,
+            logprobs=st.none() | logprobs,
             done=st.none()
             | fields(
                 DecodeDone,
@@ -224,6 +282,7 @@ updates = fields(
     failed=st.lists(
         fields(RequestFailed, request_id=request_ids, error=all_errors), max_size=2
     ).map(tuple),
+    is_draining=st.booleans(),
 )
 
 aborts = fields(link.Abort, request_id=request_ids, epoch=wides, reason=reasons, detail=texts)
@@ -287,3 +346,4 @@ holders = fields(
     epoch=wides,
     age_s=st.floats(0, 1e9),
 )
+stuck_workers = fields(StuckWorker, name=names, address=texts, why=texts, age_s=st.floats(0, 1e9))

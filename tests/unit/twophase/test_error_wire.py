@@ -60,6 +60,7 @@ def test_every_error_has_a_status(kind):
         (errors.DeadlineExceeded, "DEADLINE_EXCEEDED"),
         (errors.Cancelled, "CANCELLED"),
         (errors.PeerLost, "UNAVAILABLE"),
+        (errors.PeerStopping, "UNAVAILABLE"),
         (errors.TransferFailed, "UNAVAILABLE"),
         (errors.LayoutMismatch, "FAILED_PRECONDITION"),
         (errors.ConfigError, "FAILED_PRECONDITION"),

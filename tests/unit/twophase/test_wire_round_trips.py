@@ -34,6 +34,7 @@ def comparable(value):
 
 
 PAIRS = {
+    "sampling": (some.askings, wire.sampling_to_wire, wire.sampling_from_wire),
     "chunk": (some.chunks, wire.chunk_to_wire, wire.chunk_from_wire),
     "completion": (some.completions, wire.completion_to_wire, wire.completion_from_wire),
     "chat": (some.conversations, wire.chat_messages_to_wire, wire.chat_messages_from_wire),
@@ -41,6 +42,7 @@ PAIRS = {
     "info": (some.infos, worker_wire.info_to_wire, worker_wire.info_from_wire),
     "status": (some.statuses, status_wire.status_to_wire, status_wire.status_from_wire),
     "holder": (some.holders, status_wire.holder_to_wire, status_wire.holder_from_wire),
+    "stuck": (some.stuck_workers, status_wire.stuck_to_wire, status_wire.stuck_from_wire),
     "reservation": (
         some.reservations,
         worker_wire.reservation_to_wire,

@@ -1,0 +1,56 @@
+"""Log-probabilities in OpenAI's two shapes: a list of objects for chats, parallel lists for texts.
+
+A token's bytes may be part of a character; its text then shows U+FFFD, as OpenAI's does. Pure.
+"""
+
+from collections.abc import Callable, Sequence
+
+from core.completion import Chunk
+from core.request import Logprobs
+
+Json = dict[str, object]
+BytesOf = Callable[[int], bytes]
+
+
+def chat_logprobs(chunks: Sequence[Chunk], bytes_of: BytesOf) -> Json:
+    """`choices[].logprobs` of a chat, for the tokens of some chunks."""
+    return {
+        "content": [
+            _entry(token_id, logprobs.chosen, bytes_of)
+            | {"top_logprobs": [_entry(i, logprob, bytes_of) for i, logprob in logprobs.top]}
+            for token_id, logprobs in _tokens(chunks)
+        ],
+        "refusal": None,
+    }
+
+
+def text_logprobs(chunks: Sequence[Chunk], bytes_of: BytesOf, text_offset: int) -> Json:
+    """`choices[].logprobs` of a text; text_offset characters of the answer came before."""
+    offsets = []
+    for chunk in chunks:
+        offsets += [text_offset] * len(chunk.token_ids)
+        text_offset += len(chunk.text)
+    tokens = _tokens(chunks)
+    return {
+        "tokens": [_text(bytes_of(token_id)) for token_id, _ in tokens],
+        "token_logprobs": [logprobs.chosen for _, logprobs in tokens],
+        # The chosen token is always among them, as OpenAI documents it.
+        "top_logprobs": [
+            {_text(bytes_of(i)): logprob for i, logprob in (*logprobs.top, (id_, logprobs.chosen))}
+            for id_, logprobs in tokens
+        ],
+        "text_offset": offsets,
+    }
+
+
+def _tokens(chunks: Sequence[Chunk]) -> list[tuple[int, Logprobs]]:
+    return [pair for chunk in chunks for pair in zip(chunk.token_ids, chunk.logprobs, strict=True)]
+
+
+def _entry(token_id: int, logprob: float, bytes_of: BytesOf) -> Json:
+    data = bytes_of(token_id)
+    return {"token": _text(data), "logprob": logprob, "bytes": list(data)}
+
+
+def _text(data: bytes) -> str:
+    return data.decode(errors="replace")

@@ -1,0 +1,141 @@
+"""One connected worker, as the router sees it: what it was given, what it says, how it does.
+
+Runs in the router's event loop. Knows nothing of tokens or text, and decides nothing: `fleet` does.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from core.clock import Clock
+from core.errors import PeerLost, PeerStopping
+from core.request import Request, RequestId
+from core.worker import (
+    CancelRequest,
+    DecodeCommand,
+    DecodeUpdate,
+    NewToken,
+    RequestFailed,
+    Reserved,
+    WorkerInfo,
+)
+from router.answer import Event
+from router.breaker import Breaker
+from router.progress import StepWatch
+from twophase.peer import Duplex, Peer
+
+
+class Mailbox:
+    """All that workers say about one request, in order of arrival."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.has_token = False
+        self._clock = clock
+        self._queue: asyncio.Queue[tuple[Event, float]] = asyncio.Queue()
+
+    def put(self, event: Event) -> None:
+        """Deliver `event` now."""
+        self._queue.put_nowait((event, self._clock.now_s()))
+
+    async def get(self) -> list[tuple[Event, float]]:
+        """Events since the last call and when each arrived; waits for at least one."""
+        deliveries = [await self._queue.get()]
+        while not self._queue.empty():
+            deliveries.append(self._queue.get_nowait())
+        return deliveries
+
+
+class Member:
+    """One connected worker of a known incarnation.
+
+    is_draining: it stops, and is given nothing new.
+    """
+
+    def __init__(self, info: WorkerInfo, peer: Peer) -> None:
+        self.info = info
+        self.peer = peer
+        self.num_requests = 0
+        self.num_prompt_tokens = 0
+        self.last_heard_s = 0.0
+        self.is_draining = False
+        self.breaker = Breaker()
+        self.steps = StepWatch()
+
+    def is_usable(self, now_s: float) -> bool:
+        """Whether it may be given a request now."""
+        return not self.is_draining and self.breaker.allows(now_s)
+
+    @contextmanager
+    def serving(self, request: Request) -> Iterator[None]:
+        """Count `request` as this worker's load while the context lasts."""
+        self.num_requests += 1
+        self.num_prompt_tokens += request.num_prompt_tokens
+        try:
+            with self.breaker.attempt():
+                yield
+        finally:
+            self.num_requests -= 1
+            self.num_prompt_tokens -= request.num_prompt_tokens
+
+
+class DecodeMember(Member):
+    """A decode worker and this router's session with it."""
+
+    def __init__(self, info: WorkerInfo, peer: Peer) -> None:
+        super().__init__(info, peer)
+        self._session: Duplex[DecodeCommand, DecodeUpdate] = peer.session()
+        self._mailboxes: dict[RequestId, Mailbox] = {}
+
+    @property
+    def num_mailboxes(self) -> int:
+        """Requests that wait for this worker."""
+        return len(self._mailboxes)
+
+    def send(self, command: DecodeCommand) -> None:
+        """Queue a command."""
+        self._session.send(command)
+
+    @contextmanager
+    def receiving(self, request_id: RequestId, mailbox: Mailbox) -> Iterator[None]:
+        """Put what the worker says about the request into `mailbox`; cancel it at the end.
+
+        The cancel is harmless when the worker knows the request no more.
+        """
+        self._mailboxes[request_id] = mailbox
+        try:
+            yield
+        finally:
+            del self._mailboxes[request_id]
+            self.send(CancelRequest(request_id))
+
+    async def read(self, clock: Clock, on_draining: Callable[[], None]) -> None:
+        """Hand out updates until the session ends; raises PeerLost when it breaks."""
+        async for update in self._session:
+            self.last_heard_s = clock.now_s()
+            events: tuple[Reserved | NewToken | RequestFailed, ...]
+            events = (*update.reserved, *update.tokens, *update.failed)
+            for event in events:
+                mailbox = self._mailboxes.get(event.request_id)
+                if mailbox is not None:
+                    self._hand_out(event, mailbox)
+            if update.is_draining:
+                on_draining()
+
+    def _hand_out(self, event: Reserved | NewToken | RequestFailed, mailbox: Mailbox) -> None:
+        if isinstance(event, NewToken) and not mailbox.has_token:
+            mailbox.has_token = True
+            self.breaker.succeeded()
+        mailbox.put(event)
+
+    def hand_over(self) -> None:
+        """Have every request that waits for this worker go on elsewhere; it is stopping."""
+        self._fail_all(PeerStopping(self.info.name))
+
+    def close(self, error: PeerLost) -> None:
+        """End the session and fail everybody who waits for it."""
+        self._session.close()
+        self._fail_all(error)
+
+    def _fail_all(self, error: PeerLost) -> None:
+        for request_id, mailbox in self._mailboxes.items():
+            mailbox.put(RequestFailed(request_id, error))
