@@ -21,6 +21,7 @@ from typing import NewType
 import xxhash
 
 from core.errors import InvalidRequest, InvariantBroken
+from core.sampling import Constraint
 
 RequestId = NewType("RequestId", str)
 WorkerName = NewType("WorkerName", str)
@@ -49,10 +50,11 @@ def id_of_attempt(request_id: RequestId) -> RequestId:
 
 
 class FinishReason(StrEnum):
-    """Why a request has no further tokens."""
+    """Why a request has no further tokens; ERROR stands in records of requests that failed."""
 
     STOP = "stop"
     LENGTH = "length"
+    ERROR = "error"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,9 @@ class SamplingParams:
     than min_tokens tokens were made; repetition_penalty divides positive and multiplies negative
     logits of tokens that occur in prompt or answer (Keskar et al. 2019, CTRL, s.4.1);
     presence_penalty, and frequency_penalty for each time, is taken off those in the answer.
+
+    A constraint rules out every token after which the answer's text could not match any more; where
+    it is complete, only the end is left.
 
     num_logprobs None asks for none; otherwise each token comes with its log-probability under the
     model's own distribution (no temperature, no penalty) and those of so many likeliest tokens.
@@ -87,6 +92,7 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
     num_logprobs: int | None = None
+    constraint: Constraint | None = None
 
     def __post_init__(self) -> None:
         """Refuse values outside the documented ranges with field, value and limit."""
@@ -129,7 +135,8 @@ class SamplingParams:
     def needs_history(self) -> bool:
         """Whether the next token depends on which tokens came before, beside through the model."""
         return (
-            self.min_tokens > 0
+            self.constraint is not None
+            or self.min_tokens > 0
             or self.repetition_penalty != 1.0
             or self.presence_penalty != 0.0
             or self.frequency_penalty != 0.0

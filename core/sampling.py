@@ -1,6 +1,23 @@
 """What a user asked of sampling, before anybody filled in defaults or checked it."""
 
 from dataclasses import dataclass
+from enum import StrEnum
+
+
+class ConstraintKind(StrEnum):
+    """How a constraint is written."""
+
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    LARK = "lark"
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """What the answer's text must match as a whole."""
+
+    kind: ConstraintKind
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,3 +42,4 @@ class Sampling:
     frequency_penalty: float | None = None
     logit_bias: tuple[tuple[int, float], ...] = ()
     num_logprobs: int | None = None
+    constraint: Constraint | None = None

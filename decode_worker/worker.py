@@ -20,6 +20,7 @@ from core.errors import (
     DeadlineExceeded,
     InvalidRequest,
     Overloaded,
+    PeerStopping,
     TransferFailure,
     TwophaseError,
 )
@@ -29,7 +30,6 @@ from core.worker import (
     DecodeDone,
     DecodeUpdate,
     NewToken,
-    RemoteReservation,
     RequestFailed,
     Reserve,
     Reserved,
@@ -41,7 +41,7 @@ from decode_worker.limits import Limits
 from decode_worker.scheduler import Prompt, Scheduler
 from decode_worker.sequence import Sequence
 from engine.batch import SequenceStep, StepResult
-from engine.block_pool import BlockPool, Reservation
+from engine.block_pool import BlockPool
 from kv_transfer.plan import Reservation as InboundReservation
 
 # A request that waits for blocks may be passed by smaller ones for this long, then by nobody.
@@ -63,6 +63,7 @@ class DecodeWorker:
         self.handoffs = Handoffs(info.layout)
         self.address = ""
         self.num_steps = 0
+        self.is_draining = False
         self._info = info
         self._scheduler = scheduler
         self._limits = limits
@@ -88,6 +89,11 @@ class DecodeWorker:
     def num_running(self) -> int:
         """Sequences whose prompt is complete."""
         return sum(sequence.is_running for sequence in self._sequences.values())
+
+    @property
+    def num_runnable(self) -> int:
+        """Sequences whose next step waits for the device alone, or that are in one."""
+        return max(sum(s.is_runnable for s in self._sequences.values()), len(self._in_step))
 
     @property
     def num_reservations(self) -> int:
@@ -119,7 +125,7 @@ class DecodeWorker:
         self._grant(now_s)
 
     def refuse(self, session_id: str, request_id: RequestId, error: TwophaseError) -> None:
-        """Tell the session that a request was not taken."""
+        """Tell the session that a request is not taken, or given up."""
         self._updates[session_id].failed.append(RequestFailed(request_id, error))
 
     def cancel(self, session_id: str, request_id: RequestId, now_s: float) -> None:
@@ -136,6 +142,12 @@ class DecodeWorker:
                 self._end(sequence, now_s)
         self.settle(now_s)
         self._updates.pop(session_id, None)
+
+    def hand_back(self, now_s: float) -> None:
+        """Give up every request, since the worker is stopping; others may go on with them."""
+        for sequence in list(self._sequences.values()):
+            self._fail(sequence, PeerStopping(self._info.name), now_s)
+        self.settle(now_s)
 
     def tick(self, now_s: float) -> None:
         """Let time pass: deadlines and leases end."""
@@ -187,9 +199,10 @@ class DecodeWorker:
             if sequence.is_running and sequence.first_decode_s is None:
                 sequence.first_decode_s = self._step_started_s
             sequence.computed(num_tokens, result.compute_s)
+            if i in result.failures:
+                self._fail(sequence, result.failures[i], now_s)
             if token_id is not None:
-                token = OutputToken(token_id, result.logprobs.get(i))
-                self._take_token(sequence, token, now_s)
+                self._take_token(sequence, OutputToken(token_id, result.logprobs.get(i)), now_s)
         self._grant(now_s)
 
     def step_failed(self, error: TwophaseError, now_s: float) -> None:
@@ -209,6 +222,8 @@ class DecodeWorker:
 
     def _check(self, command: Reserve) -> None:
         request = command.request
+        if self.is_draining:
+            raise PeerStopping(self._info.name)
         if request.request_id in self._sequences:
             raise InvalidRequest("request_id", request.request_id, "is in use")
         num_cache_tokens = self.pool.num_blocks * self.pool.block_size
@@ -247,7 +262,7 @@ class DecodeWorker:
             return False
         sequence.reservation = reservation
         sequence.granted_s = now_s
-        remote = self._remote(sequence, reservation)
+        remote = sequence.remote(self._info, self.address)
         if sequence.is_local:
             sequence.num_cached_tokens = remote.num_shared_tokens
             sequence.num_computed_tokens = remote.num_shared_tokens
@@ -264,19 +279,6 @@ class DecodeWorker:
             )
         self._updates[sequence.session_id].reserved.append(Reserved(request.request_id, remote))
         return True
-
-    def _remote(self, sequence: Sequence, reservation: Reservation) -> RemoteReservation:
-        num_blocks = self._info.layout.num_blocks(sequence.request.num_prompt_tokens)
-        return RemoteReservation(
-            decode_worker=self._info.name,
-            decode_address=self.address,
-            decode_incarnation=self._info.incarnation,
-            epoch=reservation.epoch,
-            block_ids=reservation.block_ids[:num_blocks],
-            num_shared_blocks=reservation.num_shared,
-            num_shared_tokens=reservation.num_shared * self.pool.block_size,
-            prompt_digest=sequence.request.prompt_digest,
-        )
 
     def _start(self, proven: Proven, now_s: float) -> None:
         sequence = self._sequences[proven.request_id]
@@ -307,8 +309,7 @@ class DecodeWorker:
             self._end(sequence, now_s)
 
     def _fail(self, sequence: Sequence, error: TwophaseError, now_s: float) -> None:
-        failed = RequestFailed(sequence.request.request_id, error)
-        self._updates[sequence.session_id].failed.append(failed)
+        self.refuse(sequence.session_id, sequence.request.request_id, error)
         self._end(sequence, now_s)
 
     def _end(self, sequence: Sequence, now_s: float) -> None:

@@ -13,6 +13,7 @@ from typing import Any  # numpy arrays of any format
 import numpy as np
 import torch
 
+from core.errors import TwophaseError
 from core.request import Logprobs, SamplingParams
 from engine.logits import History
 
@@ -45,12 +46,14 @@ class SequenceStep:
 class StepResult:
     """One entry per step: the sampled token id, None where no token was asked for.
 
-    logprobs: by index of the step, where they were asked for.
+    logprobs: by index of the step, where they were asked for. failures: by index, requests whose
+    token could not be chosen; the others are not touched by that.
     """
 
     token_ids: list[int | None]
     compute_s: float
     logprobs: Mapping[int, Logprobs] = field(default_factory=dict)
+    failures: Mapping[int, TwophaseError] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

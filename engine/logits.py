@@ -5,13 +5,18 @@ too short, then the penalties (the order of vLLM's sampler). Nothing here draws:
 Letters: B rows, V vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from core.request import Logprobs, Request, SamplingParams
+
+Mask = npt.NDArray[np.bool_]
+NO_MASKS: Mapping[int, Mask] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +40,10 @@ def history_of(request: Request, output_token_ids: Sequence[int]) -> History | N
 
 
 def changed_logits(
-    logits_BV: torch.Tensor, params: Sequence[SamplingParams], histories: Sequence[History | None]
+    logits_BV: torch.Tensor,
+    params: Sequence[SamplingParams],
+    histories: Sequence[History | None],
+    masks: Mapping[int, Mask] = NO_MASKS,
 ) -> torch.Tensor:
     """The logits to draw from; the tensor itself when no request changes any.
 
@@ -43,15 +51,19 @@ def changed_logits(
         logits_BV: the model's; not written to.
         params: of each row.
         histories: of each row; one that params.needs_history has is never None.
+        masks: by row, what a constraint allows.
     """
     rows = [row for row, p in enumerate(params) if p.logit_bias or p.needs_history]
-    if not rows:
+    if not rows and not masks:
         return logits_BV
     changed_BV = (
         logits_BV.float().clone() if logits_BV.dtype == torch.float32 else logits_BV.float()
     )
     for row in rows:
         _change(changed_BV[row], params[row], histories[row])
+    for row, allowed in masks.items():
+        forbidden = torch.from_numpy(~allowed).to(changed_BV.device)
+        changed_BV[row].masked_fill_(forbidden, float("-inf"))
     return changed_BV
 
 

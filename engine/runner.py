@@ -25,6 +25,7 @@ from engine.attention import AttentionNeeds
 from engine.batch import Batch, SequenceStep, StepResult, build_batch
 from engine.decode_graph import DecodeGraphs, rungs_of
 from engine.device import Device, HostDevice, fitting
+from engine.grammar import Grammars
 from engine.kv_cache import TORCH_DTYPES, KVCache, num_cache_blocks
 from engine.model import LlamaModel
 from engine.model_config import load_model_config
@@ -92,6 +93,7 @@ class Runner:
             head_dim=self.config.head_dim,
             tensor_parallel_size=self._parallel.size,
         )
+        self._grammars = Grammars(model_directory, self.config.vocab_size)
         limit = self.config.max_position_embeddings
         self.max_context_tokens = min(max_context_tokens or limit, limit)
         has_graphs = bool(max_decode_sequences) and self._parallel.size == 1
@@ -132,13 +134,15 @@ class Runner:
         started_s = time.perf_counter()
         self._use_threads()
         self._check(steps)
+        masks = self._grammars.masks(steps)
         with self._device.computing(), torch.inference_mode():
             if self._parallel.size > 1:
                 self._parallel.announce(encode_steps(steps))
             logits_BV = self._forward(steps, on_layer)
             assert logits_BV is not None, "only rank 0 steps"
-            token_ids, logprobs = sampled_tokens(logits_BV, steps)
-        return StepResult(token_ids, time.perf_counter() - started_s, logprobs)
+            drawn = sampled_tokens(logits_BV, steps, masks)
+        compute_s = time.perf_counter() - started_s
+        return StepResult(drawn.token_ids, compute_s, drawn.logprobs, drawn.failures)
 
     def follow(self, words: torch.Tensor) -> None:
         """Compute this rank's share of the step that rank 0 announced with `words`."""

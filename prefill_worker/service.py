@@ -19,6 +19,7 @@ from core.clock import Clock
 from core.errors import (
     InvariantBroken,
     PeerLost,
+    PeerStopping,
     TransferFailed,
     TransferFailure,
     TwophaseError,
@@ -56,6 +57,8 @@ class PrefillService(pb_grpc.WorkerServicer, pb_grpc.PrefillWorkerServicer):
         self._device = device
         self._clock = clock
         self._work = asyncio.Event()
+        self._is_draining = False
+        self._is_drained = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
         self._handoffs: dict[RequestId, Handoff] = {}
         self._progress: dict[RequestId, asyncio.Queue[Computed | TwophaseError]] = {}
@@ -82,7 +85,21 @@ class PrefillService(pb_grpc.WorkerServicer, pb_grpc.PrefillWorkerServicer):
                     self._tell(request_id, TwophaseError(f"the prefill step failed: {error}"))
                 continue
             for computed in self._worker.apply(result, self._clock.now_s()):
-                self._tell(computed.request_id, computed)
+                self._tell(computed.request_id, computed.error or computed)
+
+    async def drain(self, limit_s: float) -> None:
+        """Take nothing new; return when every KV cache is sealed at decode, or after `limit_s`."""
+        self._is_draining = True
+        self._note_drained()
+        try:
+            async with asyncio.timeout(limit_s):
+                await self._is_drained.wait()
+        except TimeoutError:
+            self._log.warning("%d prompts were not done in time", len(self._progress))
+
+    def _note_drained(self) -> None:
+        if self._is_draining and not self._progress:
+            self._is_drained.set()
 
     async def Prefill(self, request: pb.PrefillRequest, context: Context) -> None:
         try:
@@ -97,6 +114,8 @@ class PrefillService(pb_grpc.WorkerServicer, pb_grpc.PrefillWorkerServicer):
     async def _prefill(
         self, request: Request, reservation: RemoteReservation
     ) -> AsyncGenerator[PrefillEvent, None]:
+        if self._is_draining:
+            raise PeerStopping(self._info.name)
         _require_same_prompt(request, reservation)
         self._worker.add(request, self._clock.now_s())
         progress = self._progress[request.request_id] = asyncio.Queue()
@@ -126,6 +145,7 @@ class PrefillService(pb_grpc.WorkerServicer, pb_grpc.PrefillWorkerServicer):
             finally:
                 self._worker.release(request.request_id)
                 self._work.set()
+                self._note_drained()
 
     async def GetInfo(self, request: pb.GetInfoRequest, context: Context) -> pb.WorkerInfo:
         return worker_wire.info_to_wire(self._info)
@@ -164,6 +184,8 @@ class PrefillService(pb_grpc.WorkerServicer, pb_grpc.PrefillWorkerServicer):
             num_waiting_prompt_tokens=self._worker.num_waiting_tokens,
             kernels=self._info.kernels,
             links=self._links.statuses,
+            num_runnable_requests=self._worker.num_runnable,
+            is_draining=self._is_draining,
         )
 
     def _on_layer(self, layer: int) -> None:

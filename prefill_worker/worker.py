@@ -13,9 +13,9 @@ pushing. Everything runs in the event loop's thread; only the step itself runs e
 it uses is not freed before `apply` (or `step_failed`) was called.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from core.errors import InvalidRequest, Overloaded
+from core.errors import InvalidRequest, Overloaded, TwophaseError
 from core.request import OutputToken, Request, RequestId, WorkerName
 from core.timeline import PrefillReport
 from core.worker import BlockHolder
@@ -29,7 +29,8 @@ from prefill_worker.scheduler import Candidate, Scheduler
 class Computed:
     """The KV cache of a prompt's first `num_tokens` tokens lies in `block_ids`, its block table.
 
-    first_token and report come when that is the whole prompt.
+    first_token and report come when that is the whole prompt; error in their place when no first
+    token could be chosen.
     """
 
     request_id: RequestId
@@ -37,6 +38,7 @@ class Computed:
     block_ids: tuple[int, ...]
     first_token: OutputToken | None = None
     report: PrefillReport | None = None
+    error: TwophaseError | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,17 @@ class PrefillWorker:
     def num_running(self) -> int:
         """Prompts that hold blocks."""
         return len(self._sequences) - self.num_waiting
+
+    @property
+    def num_runnable(self) -> int:
+        """Prompts whose next step waits for the device alone, or that are in one."""
+        computing = sum(
+            s.reservation is not None and s.num_remaining_tokens > 0
+            for s in self._sequences.values()
+        )
+        # Where nobody holds blocks, the first that waits for some can have them.
+        runnable = computing if self.num_running > 0 else self.num_waiting
+        return max(runnable, len(self._in_step))
 
     @property
     def num_waiting_tokens(self) -> int:
@@ -167,7 +180,8 @@ class PrefillWorker:
                 token = None
                 if token_id is not None:
                     token = OutputToken(token_id, result.logprobs.get(i))
-                computed.append(self._computed(sequence, token, now_s))
+                told = self._computed(sequence, token, now_s)
+                computed.append(replace(told, error=result.failures.get(i)))
         self._end_step()
         return computed
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from core.config import ClusterConfig, Mode, RouterConfig
+from core.security import SecurityConfig
 from router.dispatch import DispatchPolicy
 
 
@@ -14,6 +15,7 @@ class FrontDoorConfig:
     mode: Mode
     router: RouterConfig
     may_convert_dtype: bool = False
+    security: SecurityConfig = SecurityConfig()
 
     @property
     def dispatch(self) -> DispatchPolicy:
@@ -39,4 +41,5 @@ class FrontDoorConfig:
             mode=cluster.mode,
             router=cluster.router,
             may_convert_dtype=cluster.transfer.convert_dtype,
+            security=cluster.security,
         )

@@ -23,6 +23,7 @@ from router.blame import blamed
 from router.member import DecodeMember, Member
 from router.placement import DecodeLoad, Placement, PrefillLoad
 from router.recovery import Failure
+from twophase.credentials import Credentials
 from twophase.peer import Peer, lost
 
 CONNECT_TIMEOUT_S = 5.0
@@ -46,12 +47,18 @@ class Fleet:
     """All known workers; use as an async context manager."""
 
     def __init__(
-        self, clock: Clock, *, worker_timeout_s: float, wedged_after_s: float = 60.0
+        self,
+        clock: Clock,
+        *,
+        worker_timeout_s: float,
+        wedged_after_s: float = 60.0,
+        credentials: Credentials = Credentials(),
     ) -> None:
         self.changed = asyncio.Event()
         self._clock = clock
         self._worker_timeout_s = worker_timeout_s
         self._wedged_after_s = wedged_after_s
+        self._credentials = credentials
         self._members: dict[WorkerName, Member] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._last_errors: dict[str, str] = {}
@@ -221,7 +228,7 @@ class Fleet:
     async def _keep(self, address: str) -> None:
         backoff = Backoff(RECONNECT_S, MAX_RECONNECT_S)
         while True:
-            peer = Peer(address, self._clock)
+            peer = Peer(address, self._clock, self._credentials)
             try:
                 info = await peer.info(CONNECT_TIMEOUT_S)
                 await self._require_unstuck(info, peer)

@@ -25,6 +25,7 @@ from core.worker import Role
 from router.admission import Admission
 from router.answer_text import AnswerText
 from router.config import FrontDoorConfig
+from router.constraint import check_constraint
 from router.dispatch import Dispatcher
 from router.fleet import Fleet
 from router.readiness import Readiness
@@ -146,6 +147,9 @@ class Generation:
         limits = self.limits()
         check_model(incoming.model, limits)
         token_ids = await asyncio.to_thread(token_ids_of, incoming.prompt, self._tokenizer, limits)
+        if incoming.asked.constraint is not None:
+            eos_token_ids = self._tokenizer.eos_token_ids
+            await asyncio.to_thread(check_constraint, incoming.asked, eos_token_ids)
         sampling = sampling_of(
             incoming.asked,
             len(token_ids),

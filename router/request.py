@@ -144,6 +144,7 @@ def sampling_of(
         frequency_penalty=_or(asked.frequency_penalty, 0.0),
         logit_bias=asked.logit_bias,
         num_logprobs=asked.num_logprobs,
+        constraint=asked.constraint,
     )
 
 

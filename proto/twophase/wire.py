@@ -5,13 +5,14 @@ Nothing is validated here beyond what the types say; `router/service` refuses wh
 
 from core.completion import ChatMessage, Chunk, Completion
 from core.request import FinishReason, Logprobs, RequestId, Usage, WorkerName
-from core.sampling import Sampling
+from core.sampling import Constraint, ConstraintKind, Sampling
 from core.timeline import Phases, TransferReport
 from twophase.v1 import inference_pb2 as pb
 
 _FINISH_REASONS = {
     FinishReason.STOP: pb.FINISH_REASON_STOP,
     FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
+    FinishReason.ERROR: pb.FINISH_REASON_ERROR,
 }
 _FINISH_REASONS_BACK = {value: key for key, value in _FINISH_REASONS.items()}
 
@@ -43,6 +44,17 @@ _OPTIONAL_SAMPLING = (
 )
 
 
+def constraint_to_wire(constraint: Constraint | None) -> pb.Constraint | None:
+    """A constraint as a message."""
+    return None if constraint is None else pb.Constraint(**{constraint.kind.value: constraint.text})
+
+
+def constraint_from_wire(message: pb.Constraint) -> Constraint | None:
+    """A constraint from its message; None when none is set."""
+    kind = message.WhichOneof("kind")
+    return None if kind is None else Constraint(ConstraintKind(kind), getattr(message, kind))
+
+
 def sampling_to_wire(sampling: Sampling) -> pb.SamplingParams:
     """What a user asked, as a message; raises ValueError for a number that no field can hold."""
     message = pb.SamplingParams(
@@ -50,6 +62,7 @@ def sampling_to_wire(sampling: Sampling) -> pb.SamplingParams:
         ignore_eos=sampling.ignore_eos,
         stop=sampling.stop,
         logit_bias=[pb.LogitBias(token_id=i, bias=bias) for i, bias in sampling.logit_bias],
+        constraint=constraint_to_wire(sampling.constraint),
     )
     for name in _OPTIONAL_SAMPLING:
         value = getattr(sampling, name)
@@ -66,6 +79,7 @@ def sampling_from_wire(message: pb.SamplingParams) -> Sampling:
         ignore_eos=message.ignore_eos,
         stop=tuple(message.stop),
         logit_bias=tuple((entry.token_id, entry.bias) for entry in message.logit_bias),
+        constraint=constraint_from_wire(message.constraint),
         **given,
     )
 

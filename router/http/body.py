@@ -12,7 +12,7 @@ from typing import Any
 import pydantic_core
 
 from core.errors import InvalidRequest
-from core.sampling import Sampling
+from core.sampling import Constraint, ConstraintKind, Sampling
 from router.http.errors import BODY
 from router.http.fields import CHAT, TEXT, read_object
 from router.http.readers import StreamOptions
@@ -84,6 +84,7 @@ def read_body(data: bytes, kind: Kind) -> Body:
             frequency_penalty=found.get("frequency_penalty"),
             logit_bias=found.get("logit_bias", ()),
             num_logprobs=_num_logprobs(found),
+            constraint=_constraint(found),
         ),
         is_stream=is_stream,
         stream_options=found.get("stream_options", StreamOptions()),
@@ -93,6 +94,10 @@ def read_body(data: bytes, kind: Kind) -> Body:
             "prompt_token_ids": field,
             "max_tokens": max_tokens,
             "num_logprobs": "logprobs" if kind is Kind.TEXT else "top_logprobs",
+            **dict.fromkeys(
+                (f"constraint.{kind}" for kind in ConstraintKind),
+                "structured_outputs" if "structured_outputs" in found else "response_format",
+            ),
         },
     )
 
@@ -111,6 +116,16 @@ def _num_logprobs(found: Mapping[str, Any]) -> int | None:
     if num_top and not asked:
         raise InvalidRequest("top_logprobs", num_top, "set logprobs to true, too")
     return int(num_top or 0) if asked else None
+
+
+def _constraint(found: Mapping[str, Any]) -> Constraint | None:
+    """OpenAI's response_format, or vLLM's structured_outputs."""
+    ours, theirs = found.get("response_format"), found.get("structured_outputs")
+    if ours is not None and theirs is not None:
+        raise InvalidRequest("structured_outputs", "set", "response_format is set as well")
+    constraint = ours or theirs
+    assert isinstance(constraint, Constraint | None)
+    return constraint
 
 
 def _max_tokens_field(found: Mapping[str, object]) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from core import errors
-from core.errors import InvalidRequest, Overloaded, TwophaseError
+from core.errors import InvalidRequest, Overloaded, TwophaseError, Unauthenticated
 from twophase.errors import clipped
 
 # Not a field: what is wrong with the body as a whole.
@@ -48,6 +48,8 @@ INTERNAL = Problem(500, "The server failed to serve this request.", "server_erro
 # 499: the client closed the request, as proxies log it; it is mostly gone by then.
 _KINDS: dict[type[TwophaseError], tuple[int, str, str | None]] = {
     errors.InvalidRequest: (400, "invalid_request_error", None),
+    errors.Unauthenticated: (401, "invalid_request_error", "invalid_api_key"),
+    errors.PermissionDenied: (403, "invalid_request_error", "insufficient_permissions"),
     errors.Overloaded: (429, "requests", "rate_limit_exceeded"),
     errors.DeadlineExceeded: (504, "server_error", "deadline_exceeded"),
     errors.Cancelled: (499, "server_error", "cancelled"),
@@ -66,6 +68,8 @@ def problem_of(error: TwophaseError) -> Problem:
     if isinstance(error, Overloaded):
         # Whole seconds are all that the header can say.
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
+    if isinstance(error, Unauthenticated):
+        headers["WWW-Authenticate"] = "Bearer"
     param = None
     if isinstance(error, InvalidRequest) and error.field != BODY:
         param = clipped(error.field)

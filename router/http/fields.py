@@ -14,6 +14,7 @@ from collections.abc import Mapping
 
 from core.completion import ChatMessage
 from core.errors import InvalidRequest
+from router.http.constraints import response_format, structured_outputs
 from router.http.errors import BODY
 from router.http.readers import (
     Read,
@@ -116,6 +117,7 @@ _BOTH: dict[str, Read] = {
     "presence_penalty": number,
     "frequency_penalty": number,
     "logit_bias": logit_bias,
+    "response_format": response_format,
     "stream": flag,
     "stream_options": _stream_options,
     # Taken; vLLM's extensions.
@@ -123,6 +125,7 @@ _BOTH: dict[str, Read] = {
     "min_p": number,
     "min_tokens": count,
     "repetition_penalty": number,
+    "structured_outputs": structured_outputs,
     "ignore_eos": flag,
     "stop_token_ids": token_ids,
     "return_token_ids": flag,
@@ -140,7 +143,6 @@ _BOTH: dict[str, Read] = {
     "allowed_token_ids": neutral(),
     "bad_words": neutral([]),
     "prompt_logprobs": neutral(),
-    "structured_outputs": neutral(),
     "priority": neutral(0),
     "request_id": neutral(),
     "session_id": neutral(),
@@ -154,7 +156,6 @@ TEXT: dict[str, Read] = _BOTH | {
     "echo": neutral(False),
     "logprobs": count,
     "suffix": neutral(""),
-    "response_format": neutral({"type": "text"}),
     "add_special_tokens": neutral(True),
 }
 
@@ -172,7 +173,6 @@ CHAT: dict[str, Read] = _BOTH | {
     # Ignored: without tools it says nothing.
     "parallel_tool_calls": ignored,
     # Neutral.
-    "response_format": neutral({"type": "text"}),
     "tools": neutral([]),
     "tool_choice": neutral("none", "auto"),
     "functions": neutral([]),

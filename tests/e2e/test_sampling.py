@@ -1,24 +1,30 @@
 """Every way to choose tokens is right across the handoff: the tokens of one plain process."""
 
 import asyncio
+import json
 import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import openai
 import pytest
 
+from core.errors import InvalidRequest
 from core.layout import Dtype
 from core.request import SamplingParams
+from core.sampling import Constraint, ConstraintKind
 from deploy.local_cluster import LocalCluster
 from engine.runner import Runner
 from tests.e2e.conftest import StartCluster
 from tests.e2e.nothing_left import assert_nothing_left
 from tests.engine_loop import generate
+from tests.tiny_model import IM_END_ID
 from twophase.client import Client, Sampling
 
 PROMPT = [5, 17, 300, 41, 17, 5, 260, 9, 77, 300, 12, 33, 5, 8, 120, 64, 11, 3, 17]
 MAX_TOKENS = 40
+EOS = (IM_END_ID,)
 # Out of 512 tokens so many end the answer: without min_tokens it would end early.
 STOPS = tuple(range(0, 512, 4))
 
@@ -40,6 +46,24 @@ WAYS = {
         "frequency_penalty": -0.1,
         "logit_bias": ((9, 1.0),),
     },
+}
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 8},
+        "size": {"type": "integer", "minimum": 0, "maximum": 99},
+    },
+    "required": ["name", "size"],
+    "additionalProperties": False,
+    # A model that knows nothing would fill the answer with blanks.
+    "x-guidance": {"whitespace_flexible": False},
+}
+CONSTRAINTS = {
+    "schema": Constraint(ConstraintKind.JSON_SCHEMA, json.dumps(SCHEMA)),
+    "regex": Constraint(ConstraintKind.REGEX, "(red|green|blue) [0-9]{3}"),
+    "lark": Constraint(ConstraintKind.LARK, 'start: "yes" | "no"'),
 }
 
 
@@ -95,6 +119,50 @@ def test_no_stop_token_comes_before_the_least_number(client: Client) -> None:
     assert not set(longer[: num_tokens + 2]) & set(STOPS[:64])
 
 
+@pytest.mark.parametrize("constraint", CONSTRAINTS.values(), ids=CONSTRAINTS)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_constrained_answer_matches_and_is_that_of_one_plain_process(
+    client: Client, runner: Runner, constraint: Constraint, temperature: float
+) -> None:
+    way = {"temperature": temperature, "seed": 3, "constraint": constraint}
+    sampling = Sampling(max_tokens=60, **way)  # type: ignore[arg-type]
+    chunks = list(client.generate(PROMPT, sampling))
+    text = "".join(chunk.text for chunk in chunks)
+    token_ids = [token_id for chunk in chunks for token_id in chunk.token_ids]
+
+    completion = chunks[-1].completion
+    assert completion is not None and completion.finish_reason == "stop"
+    match constraint.kind:
+        case ConstraintKind.JSON_SCHEMA:
+            answer = json.loads(text)
+            assert set(answer) == {"name", "size"}
+            assert isinstance(answer["size"], int)
+        case ConstraintKind.REGEX:
+            assert re.fullmatch(constraint.text, text)
+        case ConstraintKind.LARK:
+            assert text in ("yes", "no")
+    params = SamplingParams(max_tokens=60, stop_token_ids=EOS, **way)  # type: ignore[arg-type]
+    expected = generate(runner, [PROMPT], max_tokens=len(token_ids), sampling=params)[0]
+    assert token_ids == expected
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"constraint": Constraint(ConstraintKind.REGEX, "(((")}, "constraint.regex"),
+        ({"constraint": Constraint(ConstraintKind.REGEX, "a" * 65_537)}, "constraint.regex"),
+        ({"constraint": CONSTRAINTS["lark"], "ignore_eos": True}, "ignore_eos"),
+        ({"constraint": CONSTRAINTS["lark"], "min_tokens": 1}, "min_tokens"),
+    ],
+)
+def test_a_constraint_that_cannot_be_served_is_refused(
+    client: Client, fields: dict[str, object], field: str
+) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        list(client.generate(PROMPT, Sampling(max_tokens=8, **fields)))  # type: ignore[arg-type]
+    assert caught.value.field == field
+
+
 def test_each_token_comes_with_its_log_probability(client: Client) -> None:
     sampling = Sampling(max_tokens=8, num_logprobs=3, ignore_eos=True)
     chunks = list(client.generate(PROMPT, sampling))
@@ -148,3 +216,19 @@ def test_the_openai_package_asks_for_all_of_it(client: Client, cluster: LocalClu
         parallel = texts.choices[0].logprobs
         assert parallel is not None and parallel.tokens is not None
         assert len(parallel.tokens) == len(parallel.token_logprobs or []) == 4
+        structured = http.chat.completions.create(
+            model=model,
+            messages=[{"role": "user", "content": "Hello"}],
+            max_completion_tokens=60,
+            response_format={
+                "type": "json_schema",
+                "json_schema": {"name": "thing", "schema": SCHEMA, "strict": True},
+            },
+        )
+        assert set(json.loads(structured.choices[0].message.content or "")) == {"name", "size"}
+        choice = http.completions.create(
+            model=model,
+            prompt=PROMPT,
+            extra_body={"structured_outputs": {"choice": ["a b", "c.d"]}},
+        )
+        assert choice.choices[0].text in ("a b", "c.d")

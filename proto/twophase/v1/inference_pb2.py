@@ -24,15 +24,15 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1btwophase/v1/inference.proto\x12\x0btwophase.v1\"\xe0\x01\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x10\n\x06prompt\x18\x03 \x01(\tH\x00\x12-\n\x08messages\x18\x04 \x01(\x0b\x32\x19.twophase.v1.ChatMessagesH\x00\x12\x31\n\x10prompt_token_ids\x18\x05 \x01(\x0b\x32\x15.twophase.v1.TokenIdsH\x00\x12-\n\x08sampling\x18\x06 \x01(\x0b\x32\x1b.twophase.v1.SamplingParamsB\x07\n\x05input\":\n\x0c\x43hatMessages\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.twophase.v1.ChatMessage\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xb4\x04\n\x0eSamplingParams\x12\x17\n\nmax_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x18\n\x0btemperature\x18\x02 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\rH\x02\x88\x01\x01\x12\x12\n\x05top_p\x18\x04 \x01(\x02H\x03\x88\x01\x01\x12\x11\n\x04seed\x18\x05 \x01(\x04H\x04\x88\x01\x01\x12\x16\n\x0estop_token_ids\x18\x06 \x03(\r\x12\x12\n\nignore_eos\x18\x07 \x01(\x08\x12\x0c\n\x04stop\x18\x08 \x03(\t\x12\x17\n\nmin_tokens\x18\t \x01(\rH\x05\x88\x01\x01\x12\x12\n\x05min_p\x18\n \x01(\x02H\x06\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x0b \x01(\x02H\x07\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x0c \x01(\x02H\x08\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\r \x01(\x02H\t\x88\x01\x01\x12*\n\nlogit_bias\x18\x0e \x03(\x0b\x32\x16.twophase.v1.LogitBias\x12\x19\n\x0cnum_logprobs\x18\x0f \x01(\rH\n\x88\x01\x01\x42\r\n\x0b_max_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x07\n\x05_seedB\r\n\x0b_min_tokensB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x0f\n\r_num_logprobs\"+\n\tLogitBias\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0c\n\x04\x62ias\x18\x02 \x01(\x02\"B\n\x08Logprobs\x12\x0e\n\x06\x63hosen\x18\x01 \x01(\x02\x12&\n\x03top\x18\x02 \x03(\x0b\x32\x19.twophase.v1.TokenLogprob\"1\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"\x89\x01\n\x10GenerateResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12+\n\ncompletion\x18\x03 \x01(\x0b\x32\x17.twophase.v1.Completion\x12\'\n\x08logprobs\x18\x04 \x03(\x0b\x32\x15.twophase.v1.Logprobs\"\xa5\x02\n\nCompletion\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x30\n\rfinish_reason\x18\x02 \x01(\x0e\x32\x19.twophase.v1.FinishReason\x12!\n\x05usage\x18\x03 \x01(\x0b\x32\x12.twophase.v1.Usage\x12#\n\x06phases\x18\x04 \x01(\x0b\x32\x13.twophase.v1.Phases\x12\'\n\x08transfer\x18\x05 \x01(\x0b\x32\x15.twophase.v1.Transfer\x12\x16\n\x0eprefill_worker\x18\x06 \x01(\t\x12\x15\n\rdecode_worker\x18\x07 \x01(\t\x12\x11\n\tplacement\x18\x08 \x01(\t\x12\x0c\n\x04seed\x18\t \x01(\x04\x12\x10\n\x08\x66\x61ilures\x18\n \x03(\t\"\xc4\x01\n\x05Usage\x12\x19\n\x11num_prompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11num_output_tokens\x18\x02 \x01(\r\x12!\n\x19num_prefill_cached_tokens\x18\x03 \x01(\r\x12 \n\x18num_decode_cached_tokens\x18\x04 \x01(\r\x12\x1e\n\x16num_transferred_tokens\x18\x05 \x01(\r\x12 \n\x18num_local_prefill_tokens\x18\x06 \x01(\r\"\x96\x02\n\x06Phases\x12\x12\n\ntokenize_s\x18\x01 \x01(\x01\x12\x0f\n\x07place_s\x18\x02 \x01(\x01\x12\x11\n\treserve_s\x18\x03 \x01(\x01\x12\x0f\n\x07queue_s\x18\x04 \x01(\x01\x12\x11\n\tprefill_s\x18\x05 \x01(\x01\x12\x1a\n\x12\x65xposed_transfer_s\x18\x06 \x01(\x01\x12\x13\n\x0bslot_wait_s\x18\x07 \x01(\x01\x12\x10\n\x08\x64\x65\x63ode_s\x18\x08 \x01(\x01\x12\x12\n\ndelivery_s\x18\t \x01(\x01\x12\x15\n\runaccounted_s\x18\n \x01(\x01\x12\x0f\n\x07total_s\x18\x0b \x01(\x01\x12\x1d\n\x15time_to_first_token_s\x18\x0c \x01(\x01\x12\x12\n\nrecovery_s\x18\r \x01(\x01\"e\n\x08Transfer\x12\x0f\n\x07\x62\x61\x63kend\x18\x01 \x01(\t\x12\x11\n\tnum_bytes\x18\x02 \x01(\x04\x12\x12\n\nnum_pieces\x18\x03 \x01(\r\x12\x0e\n\x06push_s\x18\x04 \x01(\x01\x12\x11\n\texposed_s\x18\x05 \x01(\x01\"\x11\n\x0fGetModelRequest\"_\n\x10GetModelResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\nvocab_size\x18\x02 \x01(\r\x12\x1a\n\x12max_context_tokens\x18\x03 \x01(\r\x12\x0c\n\x04mode\x18\x04 \x01(\t*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x32\x9f\x01\n\tInference\x12I\n\x08Generate\x12\x1c.twophase.v1.GenerateRequest\x1a\x1d.twophase.v1.GenerateResponse0\x01\x12G\n\x08GetModel\x12\x1c.twophase.v1.GetModelRequest\x1a\x1d.twophase.v1.GetModelResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1btwophase/v1/inference.proto\x12\x0btwophase.v1\"\xe0\x01\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x10\n\x06prompt\x18\x03 \x01(\tH\x00\x12-\n\x08messages\x18\x04 \x01(\x0b\x32\x19.twophase.v1.ChatMessagesH\x00\x12\x31\n\x10prompt_token_ids\x18\x05 \x01(\x0b\x32\x15.twophase.v1.TokenIdsH\x00\x12-\n\x08sampling\x18\x06 \x01(\x0b\x32\x1b.twophase.v1.SamplingParamsB\x07\n\x05input\":\n\x0c\x43hatMessages\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.twophase.v1.ChatMessage\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xe1\x04\n\x0eSamplingParams\x12\x17\n\nmax_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x18\n\x0btemperature\x18\x02 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\rH\x02\x88\x01\x01\x12\x12\n\x05top_p\x18\x04 \x01(\x02H\x03\x88\x01\x01\x12\x11\n\x04seed\x18\x05 \x01(\x04H\x04\x88\x01\x01\x12\x16\n\x0estop_token_ids\x18\x06 \x03(\r\x12\x12\n\nignore_eos\x18\x07 \x01(\x08\x12\x0c\n\x04stop\x18\x08 \x03(\t\x12\x17\n\nmin_tokens\x18\t \x01(\rH\x05\x88\x01\x01\x12\x12\n\x05min_p\x18\n \x01(\x02H\x06\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x0b \x01(\x02H\x07\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x0c \x01(\x02H\x08\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\r \x01(\x02H\t\x88\x01\x01\x12*\n\nlogit_bias\x18\x0e \x03(\x0b\x32\x16.twophase.v1.LogitBias\x12\x19\n\x0cnum_logprobs\x18\x0f \x01(\rH\n\x88\x01\x01\x12+\n\nconstraint\x18\x10 \x01(\x0b\x32\x17.twophase.v1.ConstraintB\r\n\x0b_max_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x07\n\x05_seedB\r\n\x0b_min_tokensB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x0f\n\r_num_logprobs\"L\n\nConstraint\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x0f\n\x05regex\x18\x02 \x01(\tH\x00\x12\x0e\n\x04lark\x18\x03 \x01(\tH\x00\x42\x06\n\x04kind\"+\n\tLogitBias\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0c\n\x04\x62ias\x18\x02 \x01(\x02\"B\n\x08Logprobs\x12\x0e\n\x06\x63hosen\x18\x01 \x01(\x02\x12&\n\x03top\x18\x02 \x03(\x0b\x32\x19.twophase.v1.TokenLogprob\"1\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"\x89\x01\n\x10GenerateResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12+\n\ncompletion\x18\x03 \x01(\x0b\x32\x17.twophase.v1.Completion\x12\'\n\x08logprobs\x18\x04 \x03(\x0b\x32\x15.twophase.v1.Logprobs\"D\n\x13GenerateOnceRequest\x12-\n\x07request\x18\x01 \x01(\x0b\x32\x1c.twophase.v1.GenerateRequest\"E\n\x14GenerateOnceResponse\x12-\n\x06\x61nswer\x18\x01 \x01(\x0b\x32\x1d.twophase.v1.GenerateResponse\"#\n\rCancelRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x1f\n\x0e\x43\x61ncelResponse\x12\r\n\x05\x66ound\x18\x01 \x01(\x08\"j\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x10\n\x06prompt\x18\x02 \x01(\tH\x00\x12-\n\x08messages\x18\x03 \x01(\x0b\x32\x19.twophase.v1.ChatMessagesH\x00\x42\x07\n\x05input\"%\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"5\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\"\xa5\x02\n\nCompletion\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x30\n\rfinish_reason\x18\x02 \x01(\x0e\x32\x19.twophase.v1.FinishReason\x12!\n\x05usage\x18\x03 \x01(\x0b\x32\x12.twophase.v1.Usage\x12#\n\x06phases\x18\x04 \x01(\x0b\x32\x13.twophase.v1.Phases\x12\'\n\x08transfer\x18\x05 \x01(\x0b\x32\x15.twophase.v1.Transfer\x12\x16\n\x0eprefill_worker\x18\x06 \x01(\t\x12\x15\n\rdecode_worker\x18\x07 \x01(\t\x12\x11\n\tplacement\x18\x08 \x01(\t\x12\x0c\n\x04seed\x18\t \x01(\x04\x12\x10\n\x08\x66\x61ilures\x18\n \x03(\t\"\xc4\x01\n\x05Usage\x12\x19\n\x11num_prompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11num_output_tokens\x18\x02 \x01(\r\x12!\n\x19num_prefill_cached_tokens\x18\x03 \x01(\r\x12 \n\x18num_decode_cached_tokens\x18\x04 \x01(\r\x12\x1e\n\x16num_transferred_tokens\x18\x05 \x01(\r\x12 \n\x18num_local_prefill_tokens\x18\x06 \x01(\r\"\x96\x02\n\x06Phases\x12\x12\n\ntokenize_s\x18\x01 \x01(\x01\x12\x0f\n\x07place_s\x18\x02 \x01(\x01\x12\x11\n\treserve_s\x18\x03 \x01(\x01\x12\x0f\n\x07queue_s\x18\x04 \x01(\x01\x12\x11\n\tprefill_s\x18\x05 \x01(\x01\x12\x1a\n\x12\x65xposed_transfer_s\x18\x06 \x01(\x01\x12\x13\n\x0bslot_wait_s\x18\x07 \x01(\x01\x12\x10\n\x08\x64\x65\x63ode_s\x18\x08 \x01(\x01\x12\x12\n\ndelivery_s\x18\t \x01(\x01\x12\x15\n\runaccounted_s\x18\n \x01(\x01\x12\x0f\n\x07total_s\x18\x0b \x01(\x01\x12\x1d\n\x15time_to_first_token_s\x18\x0c \x01(\x01\x12\x12\n\nrecovery_s\x18\r \x01(\x01\"e\n\x08Transfer\x12\x0f\n\x07\x62\x61\x63kend\x18\x01 \x01(\t\x12\x11\n\tnum_bytes\x18\x02 \x01(\x04\x12\x12\n\nnum_pieces\x18\x03 \x01(\r\x12\x0e\n\x06push_s\x18\x04 \x01(\x01\x12\x11\n\texposed_s\x18\x05 \x01(\x01\"\x11\n\x0fGetModelRequest\"_\n\x10GetModelResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\nvocab_size\x18\x02 \x01(\r\x12\x1a\n\x12max_context_tokens\x18\x03 \x01(\r\x12\x0c\n\x04mode\x18\x04 \x01(\t*x\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x03\x32\xcf\x03\n\tInference\x12I\n\x08Generate\x12\x1c.twophase.v1.GenerateRequest\x1a\x1d.twophase.v1.GenerateResponse0\x01\x12S\n\x0cGenerateOnce\x12 .twophase.v1.GenerateOnceRequest\x1a!.twophase.v1.GenerateOnceResponse\x12\x41\n\x06\x43\x61ncel\x12\x1a.twophase.v1.CancelRequest\x1a\x1b.twophase.v1.CancelResponse\x12G\n\x08Tokenize\x12\x1c.twophase.v1.TokenizeRequest\x1a\x1d.twophase.v1.TokenizeResponse\x12M\n\nDetokenize\x12\x1e.twophase.v1.DetokenizeRequest\x1a\x1f.twophase.v1.DetokenizeResponse\x12G\n\x08GetModel\x12\x1c.twophase.v1.GetModelRequest\x1a\x1d.twophase.v1.GetModelResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'twophase.v1.inference_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FINISHREASON']._serialized_start=2268
-  _globals['_FINISHREASON']._serialized_end=2363
+  _globals['_FINISHREASON']._serialized_start=2840
+  _globals['_FINISHREASON']._serialized_end=2960
   _globals['_GENERATEREQUEST']._serialized_start=45
   _globals['_GENERATEREQUEST']._serialized_end=269
   _globals['_CHATMESSAGES']._serialized_start=271
@@ -42,27 +42,45 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TOKENIDS']._serialized_start=377
   _globals['_TOKENIDS']._serialized_end=400
   _globals['_SAMPLINGPARAMS']._serialized_start=403
-  _globals['_SAMPLINGPARAMS']._serialized_end=967
-  _globals['_LOGITBIAS']._serialized_start=969
-  _globals['_LOGITBIAS']._serialized_end=1012
-  _globals['_LOGPROBS']._serialized_start=1014
-  _globals['_LOGPROBS']._serialized_end=1080
-  _globals['_TOKENLOGPROB']._serialized_start=1082
-  _globals['_TOKENLOGPROB']._serialized_end=1131
-  _globals['_GENERATERESPONSE']._serialized_start=1134
-  _globals['_GENERATERESPONSE']._serialized_end=1271
-  _globals['_COMPLETION']._serialized_start=1274
-  _globals['_COMPLETION']._serialized_end=1567
-  _globals['_USAGE']._serialized_start=1570
-  _globals['_USAGE']._serialized_end=1766
-  _globals['_PHASES']._serialized_start=1769
-  _globals['_PHASES']._serialized_end=2047
-  _globals['_TRANSFER']._serialized_start=2049
-  _globals['_TRANSFER']._serialized_end=2150
-  _globals['_GETMODELREQUEST']._serialized_start=2152
-  _globals['_GETMODELREQUEST']._serialized_end=2169
-  _globals['_GETMODELRESPONSE']._serialized_start=2171
-  _globals['_GETMODELRESPONSE']._serialized_end=2266
-  _globals['_INFERENCE']._serialized_start=2366
-  _globals['_INFERENCE']._serialized_end=2525
+  _globals['_SAMPLINGPARAMS']._serialized_end=1012
+  _globals['_CONSTRAINT']._serialized_start=1014
+  _globals['_CONSTRAINT']._serialized_end=1090
+  _globals['_LOGITBIAS']._serialized_start=1092
+  _globals['_LOGITBIAS']._serialized_end=1135
+  _globals['_LOGPROBS']._serialized_start=1137
+  _globals['_LOGPROBS']._serialized_end=1203
+  _globals['_TOKENLOGPROB']._serialized_start=1205
+  _globals['_TOKENLOGPROB']._serialized_end=1254
+  _globals['_GENERATERESPONSE']._serialized_start=1257
+  _globals['_GENERATERESPONSE']._serialized_end=1394
+  _globals['_GENERATEONCEREQUEST']._serialized_start=1396
+  _globals['_GENERATEONCEREQUEST']._serialized_end=1464
+  _globals['_GENERATEONCERESPONSE']._serialized_start=1466
+  _globals['_GENERATEONCERESPONSE']._serialized_end=1535
+  _globals['_CANCELREQUEST']._serialized_start=1537
+  _globals['_CANCELREQUEST']._serialized_end=1572
+  _globals['_CANCELRESPONSE']._serialized_start=1574
+  _globals['_CANCELRESPONSE']._serialized_end=1605
+  _globals['_TOKENIZEREQUEST']._serialized_start=1607
+  _globals['_TOKENIZEREQUEST']._serialized_end=1713
+  _globals['_TOKENIZERESPONSE']._serialized_start=1715
+  _globals['_TOKENIZERESPONSE']._serialized_end=1752
+  _globals['_DETOKENIZEREQUEST']._serialized_start=1754
+  _globals['_DETOKENIZEREQUEST']._serialized_end=1807
+  _globals['_DETOKENIZERESPONSE']._serialized_start=1809
+  _globals['_DETOKENIZERESPONSE']._serialized_end=1843
+  _globals['_COMPLETION']._serialized_start=1846
+  _globals['_COMPLETION']._serialized_end=2139
+  _globals['_USAGE']._serialized_start=2142
+  _globals['_USAGE']._serialized_end=2338
+  _globals['_PHASES']._serialized_start=2341
+  _globals['_PHASES']._serialized_end=2619
+  _globals['_TRANSFER']._serialized_start=2621
+  _globals['_TRANSFER']._serialized_end=2722
+  _globals['_GETMODELREQUEST']._serialized_start=2724
+  _globals['_GETMODELREQUEST']._serialized_end=2741
+  _globals['_GETMODELRESPONSE']._serialized_start=2743
+  _globals['_GETMODELRESPONSE']._serialized_end=2838
+  _globals['_INFERENCE']._serialized_start=2963
+  _globals['_INFERENCE']._serialized_end=3426
 # @@protoc_insertion_point(module_scope)

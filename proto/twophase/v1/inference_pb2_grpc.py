@@ -27,6 +27,21 @@ if _version_not_supported:
 
 class InferenceStub:
     """Text generation over two pools of workers.
+
+    The call's own deadline is the request's: it bounds every wait of both phases. A call without one
+    takes the router's (router.default_deadline_s), which is also the most. A client that goes away,
+    in a unary call as in a stream, cancels its request.
+
+    A message may hold as many bytes as a prompt of the context's length can need, at least 1 MiB and
+    at most 64 MiB (router.max_message sets another limit); RESOURCE_EXHAUSTED names both sizes.
+
+    Errors: INVALID_ARGUMENT (field, value, limit), ALREADY_EXISTS (request_id is in use),
+    RESOURCE_EXHAUSTED (may be tried again later), DEADLINE_EXCEEDED, CANCELLED, UNAVAILABLE (no
+    worker, or one was lost). Trailers of a failed call:
+    grpc-status-details-bin  google.rpc.Status; BadRequest tells the field, RetryInfo the delay
+    twophase-error-bin       the whole error as a WireError
+    twophase-completion-bin  of a request that had been let in, a Completion with what is known:
+    tokens so far, workers, the phases that ended
     """
 
     def __init__(self, channel):
@@ -40,6 +55,26 @@ class InferenceStub:
                 request_serializer=twophase_dot_v1_dot_inference__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=twophase_dot_v1_dot_inference__pb2.GenerateResponse.FromString,
                 _registered_method=True)
+        self.GenerateOnce = channel.unary_unary(
+                '/twophase.v1.Inference/GenerateOnce',
+                request_serializer=twophase_dot_v1_dot_inference__pb2.GenerateOnceRequest.SerializeToString,
+                response_deserializer=twophase_dot_v1_dot_inference__pb2.GenerateOnceResponse.FromString,
+                _registered_method=True)
+        self.Cancel = channel.unary_unary(
+                '/twophase.v1.Inference/Cancel',
+                request_serializer=twophase_dot_v1_dot_inference__pb2.CancelRequest.SerializeToString,
+                response_deserializer=twophase_dot_v1_dot_inference__pb2.CancelResponse.FromString,
+                _registered_method=True)
+        self.Tokenize = channel.unary_unary(
+                '/twophase.v1.Inference/Tokenize',
+                request_serializer=twophase_dot_v1_dot_inference__pb2.TokenizeRequest.SerializeToString,
+                response_deserializer=twophase_dot_v1_dot_inference__pb2.TokenizeResponse.FromString,
+                _registered_method=True)
+        self.Detokenize = channel.unary_unary(
+                '/twophase.v1.Inference/Detokenize',
+                request_serializer=twophase_dot_v1_dot_inference__pb2.DetokenizeRequest.SerializeToString,
+                response_deserializer=twophase_dot_v1_dot_inference__pb2.DetokenizeResponse.FromString,
+                _registered_method=True)
         self.GetModel = channel.unary_unary(
                 '/twophase.v1.Inference/GetModel',
                 request_serializer=twophase_dot_v1_dot_inference__pb2.GetModelRequest.SerializeToString,
@@ -49,14 +84,54 @@ class InferenceStub:
 
 class InferenceServicer:
     """Text generation over two pools of workers.
+
+    The call's own deadline is the request's: it bounds every wait of both phases. A call without one
+    takes the router's (router.default_deadline_s), which is also the most. A client that goes away,
+    in a unary call as in a stream, cancels its request.
+
+    A message may hold as many bytes as a prompt of the context's length can need, at least 1 MiB and
+    at most 64 MiB (router.max_message sets another limit); RESOURCE_EXHAUSTED names both sizes.
+
+    Errors: INVALID_ARGUMENT (field, value, limit), ALREADY_EXISTS (request_id is in use),
+    RESOURCE_EXHAUSTED (may be tried again later), DEADLINE_EXCEEDED, CANCELLED, UNAVAILABLE (no
+    worker, or one was lost). Trailers of a failed call:
+    grpc-status-details-bin  google.rpc.Status; BadRequest tells the field, RetryInfo the delay
+    twophase-error-bin       the whole error as a WireError
+    twophase-completion-bin  of a request that had been let in, a Completion with what is known:
+    tokens so far, workers, the phases that ended
     """
 
     def Generate(self, request, context):
         """Generates tokens after a prompt; the last message carries the Completion.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
 
-        Errors: INVALID_ARGUMENT (field, value, limit), RESOURCE_EXHAUSTED (may be tried again later),
-        DEADLINE_EXCEEDED, UNAVAILABLE (no worker, or one was lost). The trailer twophase-error-bin
-        holds the whole error as a WireError.
+    def GenerateOnce(self, request, context):
+        """The same in one message, when the answer is whole.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Cancel(self, request, context):
+        """Ends a running request, which ends with CANCELLED. Idempotent: a request that is not running,
+        because it has ended or never was, is no error.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Tokenize(self, request, context):
+        """Tells the token ids that Generate would take a prompt for, within the same limits.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Detokenize(self, request, context):
+        """Tells the text that Generate would send for these tokens.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -77,6 +152,26 @@ def add_InferenceServicer_to_server(servicer, server):
                     request_deserializer=twophase_dot_v1_dot_inference__pb2.GenerateRequest.FromString,
                     response_serializer=twophase_dot_v1_dot_inference__pb2.GenerateResponse.SerializeToString,
             ),
+            'GenerateOnce': grpc.unary_unary_rpc_method_handler(
+                    servicer.GenerateOnce,
+                    request_deserializer=twophase_dot_v1_dot_inference__pb2.GenerateOnceRequest.FromString,
+                    response_serializer=twophase_dot_v1_dot_inference__pb2.GenerateOnceResponse.SerializeToString,
+            ),
+            'Cancel': grpc.unary_unary_rpc_method_handler(
+                    servicer.Cancel,
+                    request_deserializer=twophase_dot_v1_dot_inference__pb2.CancelRequest.FromString,
+                    response_serializer=twophase_dot_v1_dot_inference__pb2.CancelResponse.SerializeToString,
+            ),
+            'Tokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Tokenize,
+                    request_deserializer=twophase_dot_v1_dot_inference__pb2.TokenizeRequest.FromString,
+                    response_serializer=twophase_dot_v1_dot_inference__pb2.TokenizeResponse.SerializeToString,
+            ),
+            'Detokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Detokenize,
+                    request_deserializer=twophase_dot_v1_dot_inference__pb2.DetokenizeRequest.FromString,
+                    response_serializer=twophase_dot_v1_dot_inference__pb2.DetokenizeResponse.SerializeToString,
+            ),
             'GetModel': grpc.unary_unary_rpc_method_handler(
                     servicer.GetModel,
                     request_deserializer=twophase_dot_v1_dot_inference__pb2.GetModelRequest.FromString,
@@ -92,6 +187,21 @@ def add_InferenceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class Inference:
     """Text generation over two pools of workers.
+
+    The call's own deadline is the request's: it bounds every wait of both phases. A call without one
+    takes the router's (router.default_deadline_s), which is also the most. A client that goes away,
+    in a unary call as in a stream, cancels its request.
+
+    A message may hold as many bytes as a prompt of the context's length can need, at least 1 MiB and
+    at most 64 MiB (router.max_message sets another limit); RESOURCE_EXHAUSTED names both sizes.
+
+    Errors: INVALID_ARGUMENT (field, value, limit), ALREADY_EXISTS (request_id is in use),
+    RESOURCE_EXHAUSTED (may be tried again later), DEADLINE_EXCEEDED, CANCELLED, UNAVAILABLE (no
+    worker, or one was lost). Trailers of a failed call:
+    grpc-status-details-bin  google.rpc.Status; BadRequest tells the field, RetryInfo the delay
+    twophase-error-bin       the whole error as a WireError
+    twophase-completion-bin  of a request that had been let in, a Completion with what is known:
+    tokens so far, workers, the phases that ended
     """
 
     @staticmethod
@@ -111,6 +221,114 @@ class Inference:
             '/twophase.v1.Inference/Generate',
             twophase_dot_v1_dot_inference__pb2.GenerateRequest.SerializeToString,
             twophase_dot_v1_dot_inference__pb2.GenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GenerateOnce(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/twophase.v1.Inference/GenerateOnce',
+            twophase_dot_v1_dot_inference__pb2.GenerateOnceRequest.SerializeToString,
+            twophase_dot_v1_dot_inference__pb2.GenerateOnceResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Cancel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/twophase.v1.Inference/Cancel',
+            twophase_dot_v1_dot_inference__pb2.CancelRequest.SerializeToString,
+            twophase_dot_v1_dot_inference__pb2.CancelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Tokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/twophase.v1.Inference/Tokenize',
+            twophase_dot_v1_dot_inference__pb2.TokenizeRequest.SerializeToString,
+            twophase_dot_v1_dot_inference__pb2.TokenizeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Detokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/twophase.v1.Inference/Detokenize',
+            twophase_dot_v1_dot_inference__pb2.DetokenizeRequest.SerializeToString,
+            twophase_dot_v1_dot_inference__pb2.DetokenizeResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -210,7 +210,7 @@ class FakeCluster:
         self.workers[worker.address] = worker
         return worker
 
-    def connect(self, address, clock):
+    def connect(self, address, clock, credentials):
         peer = FakePeer(self.workers[address])
         self.peers.append(peer)
         return peer

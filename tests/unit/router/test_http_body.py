@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from core.completion import ChatMessage
 from core.errors import InvalidRequest, ModelError
-from core.sampling import Sampling
+from core.sampling import Constraint, ConstraintKind, Sampling
 from router.http.body import Kind, defaults_of, read_body
 from router.http.defaults import checkpoint_defaults
 from router.http.fields import CHAT, TEXT
@@ -166,7 +166,6 @@ class TestRefused:
         [
             ("n", 2),
             ("n", True),
-            ("response_format", {"type": "json_object"}),
             ("prompt_logprobs", 1),
         ],
     )
@@ -323,3 +322,51 @@ class TestDefaults:
     def test_completions_are_short_unless_asked_otherwise(self):
         assert defaults_of(Kind.TEXT, Defaults()).max_tokens == 16
         assert defaults_of(Kind.CHAT, Defaults()) == Defaults()
+
+
+class TestConstraints:
+    @pytest.mark.parametrize(
+        ("fields", "kind", "written"),
+        [
+            ({"response_format": {"type": "json_object"}}, "json_schema", '{"type":"object"}'),
+            (
+                {"response_format": {"type": "json_schema", "json_schema": {"schema": {"a": 1}}}},
+                "json_schema",
+                '{"a": 1}',
+            ),
+            ({"structured_outputs": {"json": '{"a": 1}'}}, "json_schema", '{"a": 1}'),
+            ({"structured_outputs": {"regex": "a+"}}, "regex", "a+"),
+            ({"structured_outputs": {"choice": ["a.b", "c"]}}, "regex", r"(?:a\.b|c)"),
+            ({"structured_outputs": {"grammar": "start: /a/"}}, "lark", "start: /a/"),
+        ],
+    )
+    def test_each_way_to_ask_becomes_one_constraint(self, fields, kind, written):
+        for read in (text, chat):
+            assert read(**fields).asked.constraint == Constraint(ConstraintKind(kind), written)
+
+    @pytest.mark.parametrize(
+        ("fields", "field"),
+        [
+            ({"response_format": "json"}, "response_format"),
+            ({"response_format": {"type": "xml"}}, "response_format.type"),
+            ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+            (
+                {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
+                "response_format.json_schema.schema",
+            ),
+            ({"structured_outputs": {}}, "structured_outputs"),
+            ({"structured_outputs": {"regex": "a", "json": {}}}, "structured_outputs"),
+            ({"structured_outputs": {"regex": 5}}, "structured_outputs.regex"),
+            ({"structured_outputs": {"json": "{"}}, "structured_outputs.json"),
+            ({"structured_outputs": {"other": 1}}, "structured_outputs.other"),
+            (
+                {
+                    "response_format": {"type": "json_object"},
+                    "structured_outputs": {"regex": "a"},
+                },
+                "structured_outputs",
+            ),
+        ],
+    )
+    def test_what_is_none_is_refused_by_name(self, fields, field):
+        assert refusal(chat, **fields)[0] == field

@@ -17,7 +17,7 @@ from core.request import (
     Usage,
     WorkerName,
 )
-from core.sampling import Sampling
+from core.sampling import Constraint, ConstraintKind, Sampling
 from core.timeline import DecodeReport, Phases, PrefillReport, TransferReport
 from core.worker import (
     BlockHolder,
@@ -68,6 +68,7 @@ penalties = st.floats(-2, 2, width=32)
 biases = st.dictionaries(counts, st.floats(-100, 100, width=32), max_size=3).map(
     lambda bias: tuple(bias.items())
 )
+constraints = st.none() | fields(Constraint, kind=st.sampled_from(ConstraintKind), text=texts)
 samplings = fields(
     SamplingParams,
     max_tokens=st.integers(1, 2**32 - 1),
@@ -83,6 +84,7 @@ samplings = fields(
     frequency_penalty=penalties,
     logit_bias=biases,
     num_logprobs=st.none() | st.integers(0, 20),
+    constraint=constraints,
 )
 askings = fields(
     Sampling,
@@ -101,6 +103,7 @@ askings = fields(
     frequency_penalty=st.none() | penalties,
     logit_bias=biases,
     num_logprobs=st.none() | counts,
+    constraint=constraints,
 )
 logprobs = fields(
     Logprobs,

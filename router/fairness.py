@@ -1,0 +1,111 @@
+"""In which order requests that wait at the router get their turn.
+
+A higher priority goes first. Within one, clients share by weight of tokens, not by number of
+requests: start-time fair queueing (Goyal et al., SIGCOMM'96), with the tokens that a request may
+take as its cost. A client with a hundred prompts waiting does not delay another's one by more
+than the one that is next.
+
+Pure: knows no workers and reads no clock.
+"""
+
+import bisect
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+MAX_REMEMBERED_CLIENTS = 4096
+
+
+class Priority(IntEnum):
+    """Which requests go first; RESUMED are answers that a worker failed on their way."""
+
+    RESUMED = 0
+    HIGH = 1
+    NORMAL = 2
+    LOW = 3
+
+
+@dataclass(eq=False, slots=True)
+class Ticket:
+    """One request that waits.
+
+    num_prompt_tokens have to be read for it; num_tokens, prompt and answer at their longest, are
+    its cost. passed_since_s is when it was first at the head and could not be placed.
+    """
+
+    client: str
+    priority: Priority
+    num_prompt_tokens: int
+    num_tokens: int
+    arrived_s: float
+    passed_since_s: float | None = None
+    start: float = field(default=0.0, init=False)
+    number: int = field(default=0, init=False)
+
+    @property
+    def place_in_line(self) -> tuple[int, float, int]:
+        """Sorts tickets; the lowest is next."""
+        return (self.priority, self.start, self.number)
+
+
+class FairQueue:
+    """Tickets in line.
+
+    Invariants: the line is sorted; a ticket is in it from `push` to the one call of `serve` or
+    `withdraw`; what is remembered of clients is forgotten when nobody waits.
+    """
+
+    def __init__(self) -> None:
+        self._line: list[Ticket] = []
+        self._finish: dict[str, float] = {}
+        self._now = 0.0  # virtual time: the start of the ticket that was served last
+        self._num_pushed = 0
+
+    def __len__(self) -> int:
+        """How many wait."""
+        return len(self._line)
+
+    def __iter__(self) -> Iterator[Ticket]:
+        """Those that wait, next one first; a copy, so tickets may leave meanwhile."""
+        return iter(tuple(self._line))
+
+    def push(self, ticket: Ticket) -> None:
+        """Let `ticket` wait for its turn."""
+        ticket.start = self._start_of(ticket.client)
+        self._num_pushed += 1
+        ticket.number = self._num_pushed
+        self._finish[ticket.client] = ticket.start + ticket.num_tokens
+        bisect.insort(self._line, ticket, key=lambda other: other.place_in_line)
+
+    def serve(self, ticket: Ticket) -> None:
+        """`ticket` got what it waited for; called once."""
+        self._line.remove(ticket)
+        self._now = max(self._now, ticket.start)
+        self._forget()
+
+    def withdraw(self, ticket: Ticket) -> None:
+        """`ticket` waits no more, and its client is not charged for it; called once."""
+        self._line.remove(ticket)
+        if ticket.client in self._finish:
+            self._finish[ticket.client] -= ticket.num_tokens
+        self._forget()
+
+    def ahead_of(self, client: str, priority: Priority) -> Sequence[Ticket]:
+        """Those that would be served before a new ticket of `client`."""
+        place = (priority, self._start_of(client), self._num_pushed + 1)
+        return [ticket for ticket in self._line if ticket.place_in_line < place]
+
+    def _start_of(self, client: str) -> float:
+        return max(self._now, self._finish.get(client, 0.0))
+
+    def _forget(self) -> None:
+        if not self._line:
+            self._finish.clear()
+            self._now = 0.0
+        elif len(self._finish) > MAX_REMEMBERED_CLIENTS:
+            waiting = {ticket.client for ticket in self._line}
+            self._finish = {
+                client: finish
+                for client, finish in self._finish.items()
+                if finish > self._now or client in waiting
+            }

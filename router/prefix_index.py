@@ -1,0 +1,81 @@
+"""Which prompt prefixes each worker probably holds in its KV cache.
+
+The router notes what it sent where and forgets the oldest first; the workers reuse their blocks
+by themselves, so this is a guess. A wrong one costs time, never a token: each worker looks its
+blocks up itself. Blocks are told apart by chained hashes as in vLLM's automatic prefix caching;
+placing by cached prefix against load follows Preble (2024) and Mooncake (FAST'25).
+
+Pure.
+"""
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Collection, Sequence
+
+import xxhash
+
+
+class PromptBlocks:
+    """The full blocks of one prompt as hashes; each stands for itself and all before it."""
+
+    def __init__(self, token_ids: Sequence[int]) -> None:
+        self.num_tokens = len(token_ids)
+        self._words = array("I", token_ids)
+        self._hashes: dict[int, tuple[int, ...]] = {}
+
+    def hashes(self, block_size: int) -> tuple[int, ...]:
+        """One hash per full block of `block_size` tokens, in order; computed once."""
+        if block_size not in self._hashes:
+            self._hashes[block_size] = self._chain(block_size)
+        return self._hashes[block_size]
+
+    def _chain(self, block_size: int) -> tuple[int, ...]:
+        data, step = self._words.tobytes(), block_size * self._words.itemsize
+        chain, before = [], 0
+        for end in range(step, len(data) + 1, step):
+            before = xxhash.xxh3_64_intdigest(data[end - step : end], seed=before)
+            chain.append(before)
+        return tuple(chain)
+
+
+class PrefixIndex:
+    """Blocks of prompts that were sent to each worker, by incarnation.
+
+    Invariant: of one incarnation no more blocks are remembered than it has.
+    """
+
+    def __init__(self) -> None:
+        self._blocks: dict[str, OrderedDict[int, None]] = {}
+
+    def num_cached_tokens(self, incarnation: str, prompt: PromptBlocks, block_size: int) -> int:
+        """Tokens of the longest prefix that the worker was sent before.
+
+        Full blocks only and never the last token, which is always computed for its logits.
+        Contract: side-effect free.
+        """
+        known = self._blocks.get(incarnation)
+        if not known:
+            return 0
+        num_blocks = 0
+        for block in prompt.hashes(block_size)[: (prompt.num_tokens - 1) // block_size]:
+            if block not in known:
+                break
+            num_blocks += 1
+        return num_blocks * block_size
+
+    def note(
+        self, incarnation: str, prompt: PromptBlocks, block_size: int, num_blocks: int
+    ) -> None:
+        """The worker, which has `num_blocks` blocks, was sent this prompt."""
+        known = self._blocks.setdefault(incarnation, OrderedDict())
+        # Last to first: a prefix is worth more than what follows it, so it is forgotten later.
+        for block in reversed(prompt.hashes(block_size)[:num_blocks]):
+            known[block] = None
+            known.move_to_end(block)
+        while len(known) > num_blocks:
+            known.popitem(last=False)
+
+    def keep(self, incarnations: Collection[str]) -> None:
+        """Forget every worker but these: a process that is gone took its cache along."""
+        for gone in self._blocks.keys() - set(incarnations):
+            del self._blocks[gone]
