@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from engine.attention.vectors import LANE_WIDTH, add_weighted, load, prefetch, store, store_dots
 from engine.kernels import ONE, ZERO, Array, compiled, exp, narrow, widen
-from engine.vectors import LANE_WIDTH, add_weighted, load, prefetch, store, store_dots
 
 TILE_SIZE = 512  # numbers in 32 registers of 16: a few spilled cost less than rows widened twice
 TOKENS_AT_ONCE = 4  # what store_dots takes

@@ -13,7 +13,7 @@ from engine.batch import Batch
 
 MASK_CACHE_SIZE = 4
 BLOCK_SIZE = 16
-FIRST_GRAPH_WIDTH = 8
+FIRST_GRAPH_WIDTH = 32
 # Gathered per layer: 1 GiB of a model with 8 key/value heads of 128 in bfloat16.
 MAX_GRAPH_TOKENS = 256 << 10
 

@@ -43,7 +43,7 @@ def test_a_kernel_that_reads_tables_has_one_width_and_gathering_has_several():
     flash = Flash2Attention(None, block_size=256, reason="a test")
     assert rungs_of(flash, 4, 32) == (Rung(1, 32), Rung(2, 32), Rung(4, 32))
     gathering = SdpaAttention("a test", 16)
-    assert rungs_of(gathering, 2, 16) == (Rung(1, 8), Rung(1, 16), Rung(2, 8), Rung(2, 16))
+    assert rungs_of(gathering, 2, 64) == (Rung(1, 32), Rung(1, 64), Rung(2, 32), Rung(2, 64))
 
 
 def test_a_step_takes_the_smallest_rung_that_holds_it():
