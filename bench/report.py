@@ -1,7 +1,7 @@
 """The one form in which every bench prints its numbers: a table, then one line of JSON."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from rich.console import Console
@@ -26,8 +26,10 @@ class Row:
         return self.value / self.peer_value if self.peer_value else None
 
 
-def print_report(title: str, rows: Sequence[Row]) -> None:
-    """Print a table for people and, as the last line, {"rows": [...]} for programs."""
+def print_report(
+    title: str, rows: Sequence[Row], facts: Mapping[str, object] | None = None
+) -> None:
+    """Print a table for people and, as the last line, {"rows": [...]} and facts for programs."""
     table = Table("name", "value", "unit", "peer", "peer value", "ratio", title=title)
     for row in rows:
         table.add_row(
@@ -42,7 +44,7 @@ def print_report(title: str, rows: Sequence[Row]) -> None:
     console.width = max(console.width, MIN_WIDTH)
     console.print(table)
     records = [{**asdict(row), "ratio": row.ratio} for row in rows]
-    console.file.write(json.dumps({"rows": records}) + "\n")
+    console.file.write(json.dumps({"rows": records, **(facts or {})}) + "\n")
     console.file.flush()
 
 

@@ -1,284 +1,136 @@
-"""How fast each transfer backend moves KV blocks, beside memcpy and a bare gloo loop.
+"""How fast each transfer backend moves KV blocks, and what of it a request feels.
 
-`python -m bench.transfer` starts one sender process and measures, in turns, whole handoffs as
-the workers make them: gather, checksum, transport, scatter and check of every piece, with a pipe
-in the place of the gRPC stream. Time runs from the order to send until the last piece is
-checked. memcpy copies the same bytes once from one warm buffer to another in this process; the
-bare gloo loop moves them in pieces of the same size with all receives posted ahead, and neither
-gathers, checks nor scatters. "shm write" is the prefill side alone: pages copied in place and
-their checksum, without the decode side's check. Medians over the rounds; the first round warms
-up and is dropped.
+`python -m bench.transfer` prints, in one run:
+
+- GB/s of whole handoffs by each backend, beside memcpy of the same bytes and, for torch, beside a
+  bare gloo loop (`transfer_pair` says what is measured); medians over rounds that all contenders
+  take in turns. nixl has rows where the extra `rdma` is installed.
+- What the checksums cost: the time to hash a prompt's KV cache at both ends, as a share of the time
+  that its prefill took.
+- The share of the time to first token that the handoff adds in a real cluster (`transfer_exposed`).
+
+A row whose peer is "limit" has met its aim when the ratio is 1 or less.
 """
 
 import argparse
-import multiprocessing
-import statistics
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
-from functools import partial
-from multiprocessing.connection import Connection
-from typing import Any
 
-import torch
-from torch._C._distributed_c10d import TCPStore
+from rich.console import Console
 
+from bench import transfer_exposed
+from bench.machine import CpuMeter
 from bench.report import Row, print_report
+from bench.transfer_exposed import Exposure
+from bench.transfer_pair import HOST, CacheSize, Case, Links, Pair
 from core.layout import Dtype, KVLayout
-from core.link import PieceId, Span
-from kv_transfer.backend import Offer, Receiver, ReceiverBackend, Sender
-from kv_transfer.connection import connect
-from kv_transfer.plan import plan_spans, span_bytes
+from core.model_path import DEFAULT_MODEL
+from kv_transfer.backend import ReceiverBackend
+from kv_transfer.nixl import agent as nixl_agent
+from kv_transfer.nixl.backend import NixlBackend
 from kv_transfer.shm import ShmBackend
-from kv_transfer.torch_backend import NUM_SLOTS, SLOT_BYTES, TorchBackend
-from kv_transfer.torch_pair import DECODE, PREFILL, LinkSpec, build_pair
+from kv_transfer.torch_backend import TorchBackend
 
 SMOLLM2 = KVLayout("bench", Dtype.FLOAT32, 16, 30, 3, 64)
 # One block over its 8 layers is 64 KiB.
 POWERS_OF_TWO = KVLayout("bench", Dtype.FLOAT32, 16, 8, 1, 64)
-SIZES_KIB = (64, 512, 4096, 65536)
+SIZES = {"64 KiB": 1, "512 KiB": 8, "4 MiB": 64, "64 MiB": 1024}
 PROMPTS_TOKENS = (128, 512, 2048, 8000)
-HOST = "127.0.0.1"
-TIMEOUT_S = 30.0
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """One amount of KV cache: blocks in rising runs, or scattered over the cache."""
-
-    name: str
-    layout: KVLayout
-    num_blocks: int
-    is_scattered: bool = False
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes that one handoff moves."""
-        return self.num_blocks * self.layout.block_bytes
-
-    def spans(self) -> tuple[Span, ...]:
-        """The pieces of the handoff."""
-        return plan_spans(
-            self.layout,
-            layers=range(self.layout.num_layers),
-            blocks=range(self.num_blocks),
-            max_bytes=SLOT_BYTES,
-        )
-
-    def block_ids(self, seed: int) -> list[int]:
-        """Cache blocks of the handoff at one end."""
-        if not self.is_scattered:
-            return list(range(self.num_blocks))
-        generator = torch.Generator().manual_seed(seed)
-        return torch.randperm(self.num_blocks, generator=generator).tolist()
+CHECKSUM_LIMIT = 0.02
+EXPOSED_LIMIT = {"shm": 0.01, "torch": 0.02}
 
 
 def cases() -> list[Case]:
     """Sizes in powers of two, then prompts of SmolLM2-135M in float32."""
-    sizes = [Case(f"{kib} KiB", POWERS_OF_TWO, kib // 64) for kib in SIZES_KIB]
-    prompts = [
-        Case(f"{tokens} tokens", SMOLLM2, SMOLLM2.num_blocks(tokens)) for tokens in PROMPTS_TOKENS
-    ]
+    sizes = [Case(name, POWERS_OF_TWO, num_blocks) for name, num_blocks in SIZES.items()]
+    prompts = [Case(_tokens(num), SMOLLM2, SMOLLM2.num_blocks(num)) for num in PROMPTS_TOKENS]
     return [*sizes, *prompts, Case("512 tokens, scattered", SMOLLM2, 32, is_scattered=True)]
 
 
-def new_cache(layout: KVLayout, num_blocks: int) -> torch.Tensor:
-    """A float32 cache whose pages are all present."""
-    return torch.ones(cache_shape(layout, num_blocks))
+@dataclass(frozen=True, slots=True)
+class Speeds:
+    """Median seconds of every contender in every case, and cores that others used meanwhile."""
+
+    seconds: dict[Case, dict[str, float]]
+    other_cores: float
 
 
-def cache_shape(layout: KVLayout, num_blocks: int) -> tuple[int, ...]:
-    """(L, 2, N, S, K, D)."""
-    heads = (layout.num_kv_heads, layout.head_dim)
-    return (layout.num_layers, 2, num_blocks, layout.block_size, *heads)
+def measure_speeds() -> Speeds:
+    """All cases, in one pair of processes."""
+    seconds: dict[Case, dict[str, float]] = {}
+    meter = CpuMeter()
+    with Pair() as pair:
+        for layout in (POWERS_OF_TWO, SMOLLM2):
+            of_layout = [case for case in cases() if case.layout is layout]
+            size = CacheSize(layout, max(case.num_blocks for case in of_layout))
+            with Links(pair, size, _backends()) as links:
+                seconds |= {case: links.measure(case) for case in of_layout}
+        return Speeds(seconds, meter.read().other_cores)
 
 
-def serve_sender(pipe: Connection) -> None:
-    """The prefill process: connects when told, pushes whole handoffs when told."""
-    torch.set_num_threads(1)
-    links: dict[str, Sender] = {}
-    group: Any = None
-    while (order := pipe.recv()) is not None:
-        name, *arguments = order
-        if name == "connect":
-            kind, offer, layout, num_blocks = arguments
-            links[kind] = connect(offer, new_cache(layout, num_blocks), TIMEOUT_S)
-        elif name == "connect_bare":
-            (spec,) = arguments
-            group = build_pair(spec, PREFILL, timedelta(seconds=TIMEOUT_S), TIMEOUT_S)
-        elif name == "push":
-            push(links[arguments[0]], arguments[1], pipe)
-        elif name == "write":
-            pipe.send(write(links["shm"], arguments[0]))
-        elif name == "push_bare":
-            payload = torch.ones(SLOT_BYTES, dtype=torch.uint8)
-            works = [group.send([payload[:size]], DECODE, 0) for size in arguments[0]]
-            pipe.recv()
-            works.clear()
-        elif name == "close":
-            for link in links.values():
-                link.close()
-            links.clear()
-            group = None
-            pipe.send("closed")
+def _backends() -> list[ReceiverBackend]:
+    backends: list[ReceiverBackend] = [ShmBackend(), TorchBackend(host=HOST)]
+    return [*backends, NixlBackend(host=HOST)] if nixl_agent.is_installed() else backends
 
 
-def push(link: Sender, case: Case, pipe: Connection) -> None:
-    """One handoff from the prefill side, with as many pieces under way as the link has room."""
-    source, target = case.block_ids(seed=1), case.block_ids(seed=2)
-    spans = case.spans()
-    num_acknowledged = 0
-    for index, span in enumerate(spans):
-        while not link.has_room() or pipe.poll():
-            link.acknowledge(PieceId(0, pipe.recv()))
-            num_acknowledged += 1
-        blocks = slice(span.blocks.start, span.blocks.stop)
-        pipe.send(link.send(PieceId(0, index), span, source[blocks], target[blocks]))
-    while num_acknowledged < len(spans):
-        link.acknowledge(PieceId(0, pipe.recv()))
-        num_acknowledged += 1
-
-
-def write(link: Sender, case: Case) -> float:
-    """Seconds of the sends of one handoff over a one-sided link, which needs no receiver."""
-    source, target = case.block_ids(seed=1), case.block_ids(seed=2)
-    started_s = time.perf_counter()
-    for index, span in enumerate(case.spans()):
-        blocks = slice(span.blocks.start, span.blocks.stop)
-        link.send(PieceId(0, index), span, source[blocks], target[blocks])
-    return time.perf_counter() - started_s
-
-
-def take(receiver: Receiver, kind: str, case: Case, pipe: Connection) -> float:
-    """Seconds of one handoff, measured at the decode side."""
-    target = case.block_ids(seed=2)
-    started_s = time.perf_counter()
-    pipe.send(("push", kind, case))
-    for index, span in enumerate(case.spans()):
-        checksum = pipe.recv()
-        blocks = slice(span.blocks.start, span.blocks.stop)
-        if receiver.take(span, target[blocks]) != checksum:
-            raise RuntimeError(f"{kind} delivered other bytes than it was given")
-        if index + 1 == len(case.spans()):
-            elapsed_s = time.perf_counter() - started_s
-        pipe.send(index)
-    return elapsed_s
-
-
-class Bench:
-    """Both ends of all links for caches of one layout."""
-
-    def __init__(self, layout: KVLayout, num_blocks: int, pipe: Connection) -> None:
-        self._pipe = pipe
-        self._buffers = [new_cache(layout, num_blocks).view(-1) for _ in range(2)]
-        self._backends: list[ReceiverBackend] = [
-            ShmBackend(),
-            TorchBackend(host=HOST, slot_bytes=SLOT_BYTES, num_slots=NUM_SLOTS),
-        ]
-        self._receivers: dict[str, Receiver] = {}
-        for backend in self._backends:
-            storage = backend.allocate(num_blocks * layout.block_bytes)
-            cache = storage.view(torch.float32).view(cache_shape(layout, num_blocks))
-            offer, receiver = backend.offer(f"bench-{backend.kind}", cache)
-            self._link(backend.kind, offer, receiver, layout, num_blocks)
-        self._store = TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
-        spec = LinkSpec(HOST, self._store.port, "bare", "cpu", 1, 1)
-        pipe.send(("connect_bare", spec))
-        self._group = build_pair(spec, DECODE, timedelta(seconds=TIMEOUT_S), TIMEOUT_S)
-
-    def measure(self, case: Case, num_rounds: int) -> dict[str, float]:
-        """Median seconds by name, all contenders in turns."""
-        contenders: dict[str, Callable[[], float]] = {
-            "memcpy": lambda: self._copy(case),
-            "gloo": lambda: self._take_bare(case),
-            "shm write": lambda: self._write(case),
-        }
-        for kind, receiver in self._receivers.items():
-            contenders[kind] = partial(take, receiver, kind, case, self._pipe)
-        seconds: dict[str, list[float]] = {name: [] for name in contenders}
-        for _ in range(num_rounds + 1):
-            for name, contender in contenders.items():
-                seconds[name].append(contender())
-        return {name: statistics.median(values[1:]) for name, values in seconds.items()}
-
-    def close(self) -> None:
-        """End all links at both ends."""
-        self._pipe.send(("close",))
-        self._pipe.recv()
-        for backend in self._backends:
-            backend.close()
-
-    def _link(
-        self, kind: str, offer: Offer, receiver: Receiver, layout: KVLayout, num_blocks: int
-    ) -> None:
-        self._pipe.send(("connect", kind, offer, layout, num_blocks))
-        receiver.accept(TIMEOUT_S)
-        self._receivers[kind] = receiver
-
-    def _copy(self, case: Case) -> float:
-        source, target = (buffer[: case.num_bytes // 4] for buffer in self._buffers)
-        started_s = time.perf_counter()
-        target.copy_(source)
-        return time.perf_counter() - started_s
-
-    def _write(self, case: Case) -> float:
-        self._pipe.send(("write", case))
-        seconds = self._pipe.recv()
-        assert isinstance(seconds, float)
-        return seconds
-
-    def _take_bare(self, case: Case) -> float:
-        sizes = [span_bytes(case.layout, span) for span in case.spans()]
-        target = self._buffers[0].view(torch.uint8)
-        parts, offset = [], 0
-        for size in sizes:
-            parts.append(target[offset : offset + size])
-            offset += size
-        started_s = time.perf_counter()
-        works = [self._group.recv([part], PREFILL, 0) for part in parts]
-        self._pipe.send(("push_bare", sizes))
-        for work in works:
-            work.wait()
-        elapsed_s = time.perf_counter() - started_s
-        self._pipe.send("received")
-        return elapsed_s
-
-
-def rows_of(case: Case, seconds: dict[str, float]) -> list[Row]:
+def speed_rows(case: Case, seconds: dict[str, float]) -> list[Row]:
     """GB/s of each backend beside its peers."""
     speed = {name: case.num_bytes / value / 1e9 for name, value in seconds.items()}
+    pairs = [("shm", "memcpy"), ("torch", "gloo"), ("torch", "memcpy"), ("nixl", "memcpy")]
     return [
         Row(f"{case.name}, {kind}", speed[kind], "GB/s", peer, speed[peer])
-        for kind, peer in (
-            ("shm write", "memcpy"),
-            ("shm", "memcpy"),
-            ("torch", "gloo"),
-            ("torch", "memcpy"),
-        )
+        for kind, peer in pairs
+        if kind in speed
     ]
 
 
+def checksum_rows(seconds: dict[str, float], exposures: Sequence[Exposure]) -> list[Row]:
+    """Both ends' hashing as a share of prefill; `seconds` to hash once, by the case's name."""
+    return [
+        Row(
+            f"{_tokens(e.num_tokens)}, checksums",
+            100 * 2 * seconds[_tokens(e.num_tokens)] / e.prefill_s,
+            "% of prefill",
+            "limit",
+            100 * CHECKSUM_LIMIT,
+        )
+        for e in exposures
+    ]
+
+
+def exposed_rows(exposures: Sequence[Exposure]) -> list[Row]:
+    """Exposed transfer, its share of the time to first token, and that time itself."""
+    rows = []
+    for e in exposures:
+        name = f"{_tokens(e.num_tokens)}, {e.backend}"
+        limit = 100 * EXPOSED_LIMIT[e.backend]
+        rows += [
+            Row(f"{name}: exposed", 1e3 * e.exposed_s, "ms"),
+            Row(f"{name}: exposed", 100 * e.share, "% of TTFT", "limit", limit),
+            Row(f"{name}: first token", 1e3 * e.ttft_s, "ms"),
+        ]
+    return rows
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure all cases and print the report."""
+    """Measure everything and print the report."""
     parser = argparse.ArgumentParser(prog="bench.transfer", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=7, help="rounds per case (median)")
-    num_rounds = parser.parse_args(arguments).rounds
-    torch.set_num_threads(1)
-    context = multiprocessing.get_context("spawn")
-    pipe, theirs = context.Pipe()
-    sender = context.Process(target=serve_sender, args=(theirs,), daemon=True)
-    sender.start()
-    rows: list[Row] = []
-    for layout in (POWERS_OF_TWO, SMOLLM2):
-        layout_cases = [case for case in cases() if case.layout is layout]
-        bench = Bench(layout, max(case.num_blocks for case in layout_cases), pipe)
-        for case in layout_cases:
-            rows += rows_of(case, bench.measure(case, num_rounds))
-        bench.close()
-    pipe.send(None)
-    sender.join()
-    print_report("KV transfer: whole handoffs, one sender and one receiver process", rows)
+    parser.add_argument("--model", default=DEFAULT_MODEL, help="for the exposed transfer")
+    model = parser.parse_args(arguments).model
+    speeds = measure_speeds()
+    exposures = [e for kind in EXPOSED_LIMIT for e in transfer_exposed.measure(kind, model)]
+    rows = [row for case, seconds in speeds.seconds.items() for row in speed_rows(case, seconds)]
+    hashing = {case.name: seconds["checksum"] for case, seconds in speeds.seconds.items()}
+    rows += checksum_rows(hashing, [e for e in exposures if e.backend == "shm"])
+    rows += exposed_rows(exposures)
+    rows.append(Row("other processes, while speeds were measured", speeds.other_cores, "cores"))
+    if not nixl_agent.is_installed():
+        Console().print(f"no rows for nixl: {nixl_agent.INSTALL_HINT}", highlight=False)
+    print_report("KV transfer: one prefill and one decode process", rows)
+
+
+def _tokens(num_tokens: int) -> str:
+    return f"{num_tokens} tokens"
 
 
 if __name__ == "__main__":

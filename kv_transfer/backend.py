@@ -23,6 +23,9 @@ import torch
 from core.errors import ConfigError
 from core.link import PieceId, Span
 
+# Of a piece up to this size no byte is read any more when `send` has returned.
+STAGED_PIECE_BYTES = 4 * 1024 * 1024
+
 
 class BackendKind(StrEnum):
     """Names of the backends, as in the configuration."""
@@ -104,7 +107,10 @@ class Sender(Protocol):
     ) -> int:
         """Hand the piece to the transport; the checksum of its bytes.
 
-        On return the source blocks are no longer read, and a one-sided backend no longer writes.
+        On return a one-sided backend no longer writes, and the source blocks are no longer read;
+        of a piece over STAGED_PIECE_BYTES they may be, until it is acknowledged or the link is
+        closed. Who gives them up before has given up the handoff: what is read then, decode throws
+        away or refuses by its checksum.
 
         Raises:
             PeerLost: the link is broken.

@@ -9,8 +9,10 @@ from pathlib import Path
 import torch
 
 from core.errors import PeerLost
-from kv_transfer import nixl_agent, nixl_backend, shm, torch_backend
+from kv_transfer import shm, torch_backend
 from kv_transfer.backend import BackendKind, Endpoint, Offer, ReceiverBackend, Sender
+from kv_transfer.nixl import agent as nixl_agent
+from kv_transfer.nixl import backend as nixl_backend
 
 INFINIBAND = Path("/sys/class/infiniband")
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from core.link import PieceId, Span
-from kv_transfer.backend import Sender
+from kv_transfer.backend import STAGED_PIECE_BYTES, Sender
 from kv_transfer.pages import flat_pages
 
 MAX_PIECE_BYTES = 1024 * 1024
@@ -36,7 +36,7 @@ class ConvertingSender:
         self._pages_PE = flat_pages(cache_L2NSKD)
         page_bytes = self._pages_PE.shape[1] * dtype.itemsize
         num_pages = max(num_block_pages, MAX_PIECE_BYTES // (2 * page_bytes))
-        # One buffer for all pieces: the real sender no longer reads it once `send` has returned.
+        # One buffer for all pieces, which are small enough that `send` has read it on return.
         self._converted = cache_L2NSKD.new_zeros(
             num_layers, two, num_pages, self._pages_PE.shape[1], dtype=dtype
         )
@@ -45,8 +45,8 @@ class ConvertingSender:
 
     @property
     def max_piece_bytes(self) -> int:
-        """What the buffer takes of one layer, if the real sender takes as much."""
-        return min(self._num_buffer_bytes, self._sender.max_piece_bytes)
+        """What the buffer takes of one layer, if the real sender stages as much."""
+        return min(self._num_buffer_bytes, self._sender.max_piece_bytes, STAGED_PIECE_BYTES)
 
     def has_room(self) -> bool:
         """As the real sender has it."""

@@ -81,7 +81,7 @@ class InboundTransfer:
         self._layout = layout
         self._shipped = reservation.shipped_blocks(layout)
         self._lease_until_s = lease_until_s
-        self._fence_until_s = lease_until_s
+        self._failed_s = lease_until_s
         self._claimed_LB = np.zeros((layout.num_layers, len(self._shipped)), dtype=np.bool_)
         self._num_arrived = 0
         self._in_hand: Piece | None = None
@@ -95,7 +95,7 @@ class InboundTransfer:
             case InboundState.RESERVED | InboundState.RECEIVING:
                 return self._lease_until_s
             case InboundState.ABORTING:
-                return self._fence_until_s
+                return self._failed_s + FENCE_TIMEOUT_S
             case InboundState.SEALED | InboundState.CLOSED:
                 return None
 
@@ -188,7 +188,11 @@ class InboundTransfer:
 
     def is_fence_overdue(self, now_s: float) -> bool:
         """True if the writer left an Abort unanswered too long: the link has to be dropped."""
-        return self.state is InboundState.ABORTING and now_s >= self._fence_until_s
+        return self.state is InboundState.ABORTING and now_s >= self._failed_s + FENCE_TIMEOUT_S
+
+    def quarantine_age_s(self, now_s: float) -> float:
+        """Since when the blocks wait for the writer to be fenced; 0 if they do not."""
+        return now_s - self._failed_s if self.state is InboundState.ABORTING else 0.0
 
     def try_release_blocks(self) -> tuple[int, ...] | None:
         """The reservation's blocks, for the pool, on the first call in CLOSED; else None."""
@@ -242,7 +246,7 @@ class InboundTransfer:
             return ()
         self.failure = TransferFailed(reason, detail)
         self.state = InboundState.ABORTING
-        self._fence_until_s = now_s + FENCE_TIMEOUT_S
+        self._failed_s = now_s
         if self._is_writer_fenced:
             return ()
         return (Abort(self.reservation.request_id, self.reservation.epoch, reason, detail),)

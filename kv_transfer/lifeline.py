@@ -25,9 +25,10 @@ import threading
 import time
 from dataclasses import dataclass, field
 
+from kv_transfer.door import MAX_GUESTS, remaining_s, wait_for_hello
+
 _NONCE_BYTES = 16
 _HELLO = struct.Struct(f">{_NONCE_BYTES}s36sQQ")  # nonce, boot id, process namespace, process id
-_HELLO_TIMEOUT_S = 1.0
 _LET_IN = b"I"
 _BUILT = b"B"
 _GOODBYE = b"E"
@@ -93,7 +94,7 @@ class LifelineServer:
         family, kind, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
         self._listener = socket.socket(family, kind)
         self._listener.bind(address)
-        self._listener.listen(1)
+        self._listener.listen(MAX_GUESTS)
         self._host = host
         self._port = int(self._listener.getsockname()[1])
         self._lock = threading.Lock()
@@ -117,8 +118,7 @@ class LifelineServer:
         """
         until_s = time.monotonic() + timeout_s
         try:
-            while not self._let_in(until_s):
-                pass
+            self._let_in(until_s)
         finally:
             self._listener.close()
 
@@ -145,19 +145,9 @@ class LifelineServer:
         with self._lock:
             self._drop_writer()
 
-    def _let_in(self, until_s: float) -> bool:
-        """Serve one connection; False if it was a stranger's."""
-        self._listener.settimeout(remaining_s(until_s))
-        connection, _ = self._listener.accept()
-        connection.settimeout(min(_HELLO_TIMEOUT_S, remaining_s(until_s)))
-        try:
-            nonce, kernel, namespace, process_id = _HELLO.unpack(_receive(connection, _HELLO.size))
-        except OSError:
-            connection.close()
-            return False
-        if not hmac.compare_digest(nonce, self._nonce):
-            connection.close()
-            return False
+    def _let_in(self, until_s: float) -> None:
+        connection, hello = wait_for_hello(self._listener, _HELLO.size, self._is_sender, until_s)
+        _, kernel, namespace, process_id = _HELLO.unpack(hello)
         is_same_kernel = kernel == boot_id().encode("ascii")
         is_same_namespace = is_same_kernel and namespace == _process_namespace()
         self._add_writer(connection, is_same_kernel, process_id if is_same_namespace else None)
@@ -167,7 +157,9 @@ class LifelineServer:
         with self._lock:
             if self._writer is not None:
                 self._writer.said += said
-        return True
+
+    def _is_sender(self, _: socket.socket, hello: bytes) -> bool:
+        return hmac.compare_digest(hello[:_NONCE_BYTES], self._nonce)
 
     def _add_writer(
         self, connection: socket.socket, is_same_kernel: bool, process_id: int | None
@@ -250,14 +242,6 @@ def shut_down(connection: socket.socket, how: int) -> None:
         connection.shutdown(how)
     except OSError:
         return  # it has already ended
-
-
-def remaining_s(until_s: float) -> float:
-    """Seconds until `until_s`; raises TimeoutError if there are none."""
-    seconds = until_s - time.monotonic()
-    if seconds <= 0:
-        raise TimeoutError("timed out")
-    return seconds
 
 
 def _receive(connection: socket.socket, num_bytes: int) -> bytes:

@@ -10,6 +10,8 @@ Bandwidth comes from busy time. A link serves its pieces in order, so a piece th
 predecessor keeps the link busy only from that one's acknowledgement on. Consecutive pieces form
 groups, and the estimate is the median of the groups' rates (a median of means): averaging absorbs
 acknowledgements that are heard in one go, the median absorbs a stall. Idle time counts nowhere.
+
+`piece_sizes` is what the estimate is for: how many bytes are worth a piece of their own.
 """
 
 import statistics
@@ -17,10 +19,12 @@ from collections import deque
 from dataclasses import dataclass
 
 from core.link import PieceId
+from kv_transfer.plan import PieceSizes
 
 GROUP_PIECES = 4
 NUM_GROUPS = 16
 NUM_ROUND_TRIPS = GROUP_PIECES * NUM_GROUPS
+MIN_PIECE_BYTES = 512 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,3 +91,18 @@ class LinkMeter:
         if group.num_pieces >= GROUP_PIECES and group.busy_s > 0:
             self._groups.append(group)
             self._group = _Group()
+
+
+def piece_sizes(speed: LinkSpeed, most: int) -> PieceSizes:
+    """Bounds of a link's pieces, of which none may be over `most` bytes.
+
+    A piece of latency x bandwidth bytes spends half of its time on the round trip; smaller ones
+    cost more than they hide, so layers wait for each other until they make up as much, and a small
+    prompt goes as one piece. The floor keeps a link that only ever carried small pieces, whose rate
+    is that of its round trips, from asking for smaller and smaller ones; it is also what a new link
+    starts with, since a probe would have to write into a cache.
+    """
+    smallest = MIN_PIECE_BYTES
+    if speed.latency_s is not None and speed.bytes_per_s is not None:
+        smallest = max(smallest, int(speed.latency_s * speed.bytes_per_s))
+    return PieceSizes(min(smallest, most), most)

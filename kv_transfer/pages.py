@@ -11,6 +11,7 @@ Shape letters: L layers, N blocks of the cache, S slots of a block, K KV heads, 
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,12 +19,39 @@ import torch
 import xxhash
 
 from core.link import Span
+from kv_transfer.streaming import LINE_BYTES, Ids, stream_pages
 
-# A chunk is copied, then hashed while source and copy still lie in a 1 MiB second-level cache.
-# Copy first: 4.9 GB/s for both, hash first 4.4, copy alone 6.0 (2026-11-30, one core).
-CHUNK_BYTES = 256 * 1024
+# A chunk is copied, then hashed while it still lies in the core's second-level cache. Hashed first,
+# it takes a fourth longer, unless it lay in the third-level cache before (2026-11-30, one core).
+CHUNK_BYTES = 384 * 1024
 
-Selector = slice | np.ndarray[tuple[int], np.dtype[np.intp]]
+# Shorter runs are copied by numpy, which is called faster.
+MIN_STREAMED_BYTES = 32 * 1024
+
+Bytes = Any  # a numpy array of uint8, which xxhash's types do not take
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Pages [start, stop) in plan order of each of these rows; all pages if there are several."""
+
+    rows: range
+    start: int
+    stop: int
+
+    @property
+    def num_pages(self) -> int:
+        """Pages of all rows."""
+        return len(self.rows) * (self.stop - self.start)
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """Some pages of every row, as cache blocks; `first` is the first of them if they are a run."""
+
+    block_ids: Ids
+    first: int | None
+    num_bytes: int
 
 
 class HostPages:
@@ -37,37 +65,37 @@ class HostPages:
         num_layers, two, self._num_row_pages = cache_L2NSKD.shape[:3]
         self.page_bytes = cache_L2NSKD[0, 0, 0].nbytes
         page = np.dtype((np.void, self.page_bytes))
-        self._pages = flat_pages(cache_L2NSKD).view(torch.uint8).reshape(-1).numpy().view(page)
+        self._bytes: Bytes = flat_pages(cache_L2NSKD).view(torch.uint8).reshape(-1).numpy()
+        self._pages = self._bytes.view(page)
         self._num_reached = len(self._pages) - (num_layers * two - 1) * self._num_row_pages
-        chunk_pages = max(1, CHUNK_BYTES // self.page_bytes)
-        self._chunk_pages = chunk_pages
-        self._scratch = np.empty(chunk_pages, dtype=page)
+        self._chunk_pages = max(1, CHUNK_BYTES // self.page_bytes)
+        self._scratch = np.empty(self._chunk_pages * self.page_bytes, dtype=np.uint8)
+        misaligned = self._bytes.ctypes.data % LINE_BYTES, self.page_bytes % LINE_BYTES
+        self._is_streamed = misaligned == (0, 0)
 
     def gather(self, span: Span, block_ids: Sequence[int], staging: torch.Tensor) -> int:
         """Copy the span's pages into `staging` (uint8, plan order); their checksum."""
-        staged = self._staged(staging)
         digest = xxhash.xxh3_64()
-        for row, start, selector in self._chunks(span, block_ids):
-            part = staged[start : start + _length(selector)]
-            self._read(row, selector, part)
-            digest.update(_bytes_of(part))
+        for row, chunk, part in self._staged(span, block_ids, staging):
+            self._read(row, chunk, part)
+            digest.update(part)
         return digest.intdigest()
 
     def scatter(self, span: Span, block_ids: Sequence[int], staging: torch.Tensor) -> int:
         """Copy `staging` (uint8, plan order) into the span's pages; the checksum of `staging`."""
-        staged = self._staged(staging)
         digest = xxhash.xxh3_64()
-        for row, start, selector in self._chunks(span, block_ids):
-            part = staged[start : start + _length(selector)]
-            self._row(row)[selector] = part
-            digest.update(_bytes_of(part))
+        for row, chunk, part in self._staged(span, block_ids, staging):
+            self._write(row, chunk, part)
+            digest.update(part)
         return digest.intdigest()
 
     def checksum(self, span: Span, block_ids: Sequence[int]) -> int:
         """Checksum of the span's pages where they lie."""
         digest = xxhash.xxh3_64()
-        for row, _, selector in self._chunks(span, block_ids):
-            digest.update(_bytes_of(self._warm(row, selector)))
+        chunks = self._chunks(block_ids)
+        for row in _rows_of(span):
+            for chunk in chunks:
+                digest.update(self._together(row, chunk))
         return digest.intdigest()
 
     def copy_to(
@@ -79,48 +107,86 @@ class HostPages:
     ) -> int:
         """Copy the span's pages into `target_block_ids` of another cache; their checksum."""
         digest = xxhash.xxh3_64()
-        targets = self._chunks(span, target_block_ids)
-        for (row, _, selector), (_, _, target_selector) in zip(
-            self._chunks(span, block_ids), targets, strict=True
-        ):
-            pages = self._warm(row, selector)
-            target._row(row)[target_selector] = pages
-            digest.update(_bytes_of(pages))
+        chunks, target_chunks = self._chunks(block_ids), target._chunks(target_block_ids)
+        for row in _rows_of(span):
+            for chunk, target_chunk in zip(chunks, target_chunks, strict=True):
+                pages = self._together(row, chunk)
+                target._write(row, target_chunk, pages)
+                digest.update(pages)
         return digest.intdigest()
+
+    def view(self, part: Part, block_ids: Sequence[int]) -> torch.Tensor | None:
+        """The bytes of a part where they lie; None if they do not lie together."""
+        chunk = self._chunk(block_ids[part.start : part.stop])
+        if len(part.rows) > 1 or chunk.first is None:
+            return None
+        return torch.from_numpy(self._together(part.rows.start, chunk))
+
+    def read(self, part: Part, block_ids: Sequence[int], data: torch.Tensor) -> None:
+        """Copy the bytes of a part, in plan order, to `data`."""
+        chunk = self._chunk(block_ids[part.start : part.stop])
+        for row, pages in zip(part.rows, np.split(data.numpy(), len(part.rows)), strict=True):
+            self._read(row, chunk, pages)
+
+    def write(self, part: Part, block_ids: Sequence[int], data: torch.Tensor) -> None:
+        """Put the bytes of a part, in plan order, where they belong."""
+        chunk = self._chunk(block_ids[part.start : part.stop])
+        for row, pages in zip(part.rows, np.split(data.numpy(), len(part.rows)), strict=True):
+            self._write(row, chunk, pages)
+
+    def _staged(
+        self, span: Span, block_ids: Sequence[int], staging: torch.Tensor
+    ) -> Iterator[tuple[int, _Chunk, Bytes]]:
+        """(row, chunk, its bytes in `staging`) of the whole span."""
+        chunks, start = self._chunks(block_ids), 0
+        staged: Bytes = staging.numpy()
+        for row in _rows_of(span):
+            for chunk in chunks:
+                yield row, chunk, staged[start : start + chunk.num_bytes]
+                start += chunk.num_bytes
+
+    def _chunks(self, block_ids: Sequence[int]) -> list[_Chunk]:
+        """Cuts a row, as evenly as can be."""
+        num_parts = -(-len(block_ids) // self._chunk_pages)
+        edges = [len(block_ids) * part // num_parts for part in range(num_parts + 1)]
+        return [self._chunk(block_ids[a:b]) for a, b in zip(edges, edges[1:], strict=False)]
+
+    def _chunk(self, block_ids: Sequence[int]) -> _Chunk:
+        ids = np.array(block_ids, dtype=np.intp)
+        first, last = int(ids[0]), int(ids[-1])
+        if ids.min() < 0 or ids.max() >= self._num_reached:
+            raise IndexError(f"blocks {ids.min()} to {ids.max()} of {self._num_reached}")
+        is_run = last - first == len(ids) - 1 and np.array_equal(ids, np.arange(first, last + 1))
+        return _Chunk(ids, first if is_run else None, len(ids) * self.page_bytes)
+
+    def _together(self, row: int, chunk: _Chunk) -> Bytes:
+        """The chunk's bytes as one run: in place if they are one, else copied to scratch."""
+        if chunk.first is not None:
+            start = (row * self._num_row_pages + chunk.first) * self.page_bytes
+            return self._bytes[start : start + chunk.num_bytes]
+        scratch = self._scratch[: chunk.num_bytes]
+        self._read(row, chunk, scratch)
+        return scratch
+
+    def _read(self, row: int, chunk: _Chunk, out: Bytes) -> None:
+        if chunk.first is not None:
+            out[:] = self._together(row, chunk)
+        else:
+            pages = out.view(self._pages.dtype)
+            np.take(self._row(row), chunk.block_ids, out=pages, mode="clip")
+
+    def _write(self, row: int, chunk: _Chunk, pages: Bytes) -> None:
+        if self._is_streamed and chunk.num_bytes >= MIN_STREAMED_BYTES:
+            start = row * self._num_row_pages * self.page_bytes
+            stream_pages(self._bytes, start, chunk.block_ids, self.page_bytes, pages, 0)
+        elif chunk.first is not None:
+            self._together(row, chunk)[:] = pages
+        else:
+            self._row(row)[chunk.block_ids] = pages.view(self._pages.dtype)
 
     def _row(self, row: int) -> Any:  # numpy cannot type void pages
         start = row * self._num_row_pages
         return self._pages[start : start + self._num_reached]
-
-    def _staged(self, staging: torch.Tensor) -> Any:  # numpy cannot type void pages
-        return staging.numpy().view(self._pages.dtype)
-
-    def _chunks(self, span: Span, block_ids: Sequence[int]) -> Iterator[tuple[int, int, Selector]]:
-        """(row, first page in plan order, cache blocks) of each part of the span."""
-        ids = np.asarray(block_ids, dtype=np.intp)
-        parts = [
-            _selector(ids[start : start + self._chunk_pages])
-            for start in range(0, len(ids), self._chunk_pages)
-        ]
-        position = 0
-        for row in range(2 * span.layers.start, 2 * span.layers.stop):
-            for selector in parts:
-                yield row, position, selector
-                position += _length(selector)
-
-    def _read(self, row: int, selector: Selector, out: Any) -> None:
-        if isinstance(selector, slice):
-            out[:] = self._row(row)[selector]
-        else:
-            np.take(self._row(row), selector, out=out, mode="clip")
-
-    def _warm(self, row: int, selector: Selector) -> Any:
-        """The pages as one contiguous run: in place if they are one, else copied to scratch."""
-        if isinstance(selector, slice):
-            return self._row(row)[selector]
-        scratch = self._scratch[: len(selector)]
-        self._read(row, selector, scratch)
-        return scratch
 
 
 class DevicePages:
@@ -196,17 +262,5 @@ def tensor_checksum(data: torch.Tensor) -> int:
     return int((words * factors).sum().item()) % 2**64
 
 
-def _selector(block_ids: np.ndarray[tuple[int], np.dtype[np.intp]]) -> Selector:
-    """The ids as a slice if they are one rising run: a plain copy instead of an indexed one."""
-    first = int(block_ids[0])
-    if np.array_equal(block_ids, np.arange(first, first + len(block_ids))):
-        return slice(first, first + len(block_ids))
-    return block_ids
-
-
-def _length(selector: Selector) -> int:
-    return selector.stop - selector.start if isinstance(selector, slice) else len(selector)
-
-
-def _bytes_of(pages: Any) -> Any:  # numpy cannot type void pages
-    return pages.view(np.uint8)
+def _rows_of(span: Span) -> range:
+    return range(2 * span.layers.start, 2 * span.layers.stop)

@@ -30,7 +30,8 @@ import torch
 from core.errors import PeerLost
 from core.link import PieceId, Span
 from kv_transfer.backend import BackendKind, Offer
-from kv_transfer.lifeline import boot_id, has_ended, remaining_s, shut_down
+from kv_transfer.door import MAX_GUESTS, remaining_s, wait_for_hello
+from kv_transfer.lifeline import boot_id, has_ended, shut_down
 from kv_transfer.pages import HostPages
 
 MAX_PIECE_BYTES = 4 * 1024 * 1024
@@ -113,14 +114,13 @@ class ShmReceiver:
         self._is_closed = False
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.bind("\0" + self.address)
-        self._listener.listen(1)
+        self._listener.listen(MAX_GUESTS)
 
     def accept(self, timeout_s: float) -> None:
         """Hand the cache to the sender that knows the nonce, once it has connected."""
         until_s = time.monotonic() + timeout_s
         try:
-            while not self._hand_over(until_s):
-                pass
+            self._hand_over(until_s)
         except OSError as error:
             raise PeerLost(self._link_id, f"no sender mapped the cache: {error}") from error
         finally:
@@ -160,25 +160,21 @@ class ShmReceiver:
         with self._lock:
             self._drop_writer()
 
-    def _hand_over(self, until_s: float) -> bool:
-        """Serve one connection; False if it was a stranger's."""
-        self._listener.settimeout(remaining_s(until_s))
-        connection, _ = self._listener.accept()
-        connection.settimeout(remaining_s(until_s))
-        is_ours = _user_of(connection) == os.getuid()
-        if not is_ours or not hmac.compare_digest(connection.recv(_NONCE_BYTES), self.nonce):
-            connection.close()
-            return False
+    def _hand_over(self, until_s: float) -> None:
+        connection, _ = wait_for_hello(self._listener, _NONCE_BYTES, self._is_sender, until_s)
         with self._lock:
             if self._is_closed:
                 connection.close()
                 raise OSError("the link was closed")
             # From here on the peer may hold the cache: its socket is what proves the end.
             self._writer = connection
+        connection.settimeout(remaining_s(until_s))
         socket.send_fds(connection, [_HANDED_OVER], [self._memfd])
         if connection.recv(len(_MAPPED)) != _MAPPED:
             raise OSError("the sender went away")
-        return True
+
+    def _is_sender(self, connection: socket.socket, nonce: bytes) -> bool:
+        return _user_of(connection) == os.getuid() and hmac.compare_digest(nonce, self.nonce)
 
     def _drop_writer(self) -> None:
         if self._writer is not None:

@@ -16,6 +16,10 @@ Traps that shaped this file (torch 2.13, measured 2026-11-30 on two cores):
   buffers of one size are posted ahead. NCCL needs equal sizes and posts when the header is there.
 - NCCL ignores tags, so the order of the control stream alone matches pieces to headers.
 
+Over gloo, pieces that do not fit a staging buffer go without (`direct`): what a handoff sends while
+its prompt is still computed is small, and the receives posted ahead make it quick; what is ready
+all at once, such as a prompt that prefill has cached, is large.
+
 The NCCL path shares this code and has not been run where it was written.
 """
 
@@ -23,6 +27,7 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -31,11 +36,12 @@ from torch._C._distributed_c10d import TCPStore, Work
 
 from core.errors import PeerLost
 from core.link import PieceId, Span
-from kv_transfer.backend import BackendKind, Offer
-from kv_transfer.pages import pages_of
+from kv_transfer.backend import STAGED_PIECE_BYTES, BackendKind, Offer
+from kv_transfer.direct import MAX_PIECE_BYTES, Messages, Sent
+from kv_transfer.pages import HostPages, Pages, pages_of
 from kv_transfer.torch_pair import DECODE, PREFILL, LinkSpec, build_pair, forget_keys
 
-SLOT_BYTES = 4 * 1024 * 1024
+SLOT_BYTES = STAGED_PIECE_BYTES
 NUM_SLOTS = 8
 TAKE_TIMEOUT_S = 10.0
 STORE_TIMEOUT_S = 10.0
@@ -46,7 +52,8 @@ _TAG = 0
 class TorchBackend:
     """The decode worker's store, on which every link builds its own group.
 
-    slot_bytes bounds a piece, num_slots the pieces that a sender may have unacknowledged.
+    slot_bytes bounds a piece that is staged, num_slots the pieces that a sender may have
+    unacknowledged.
     """
 
     kind = BackendKind.TORCH.value
@@ -119,6 +126,7 @@ class TorchReceiver:
         self._pages = pages_of(cache_L2NSKD)
         self._page_bytes = _page_bytes_of(cache_L2NSKD)
         self._timeout = timedelta(seconds=take_timeout_s)
+        self._messages = _messages_of(self._pages, take_timeout_s)
         self._is_posting_ahead = spec.device == "cpu"
         self._group: Any = None  # ProcessGroupGloo or ProcessGroupNCCL, whichever is built in
         self._free: deque[torch.Tensor] = deque()
@@ -164,6 +172,8 @@ class TorchReceiver:
             self._taking.release()
 
     def _take(self, num_bytes: int, span: Span, target_block_ids: Sequence[int] | None) -> int:
+        if num_bytes > self._spec.slot_bytes:
+            return self._take_direct(span, target_block_ids)
         if not self._is_posting_ahead:
             self._post(num_bytes)
         buffer, work = self._posted.popleft()
@@ -175,6 +185,13 @@ class TorchReceiver:
         if self._is_posting_ahead:
             self._post(self._spec.slot_bytes)
         return checksum
+
+    def _take_direct(self, span: Span, target_block_ids: Sequence[int] | None) -> int:
+        assert self._messages is not None, "the sender has another kind of memory"
+        if target_block_ids is not None:
+            return self._messages.take(self._group, span, target_block_ids)
+        self._messages.throw_away(self._group, span)
+        return 0
 
     def _post(self, num_bytes: int) -> None:
         buffer = self._free.popleft()
@@ -188,6 +205,15 @@ class TorchReceiver:
         self._free.clear()
 
 
+@dataclass(frozen=True, slots=True)
+class _InFlight:
+    """A piece that is being sent; without a buffer it is read where it lies."""
+
+    sent: Sent
+    num_bytes: int
+    buffer: torch.Tensor | None
+
+
 class TorchSender:
     """Prefill's end of a link: stages pieces and never waits for a send."""
 
@@ -197,18 +223,23 @@ class TorchSender:
         self._page_bytes = _page_bytes_of(cache_L2NSKD)
         self._lock = threading.Lock()
         timeout = timedelta(seconds=TAKE_TIMEOUT_S)
+        self._messages = _messages_of(self._pages, TAKE_TIMEOUT_S)
         self._group: Any = build_pair(spec, PREFILL, timeout, timeout_s)
         self._free = spec.allocate_slots()
-        self._in_flight: dict[PieceId, tuple[torch.Tensor, Work]] = {}
+        self._in_flight: dict[PieceId, _InFlight] = {}
 
     @property
     def max_piece_bytes(self) -> int:
-        """The size of a staging buffer."""
-        return self._spec.slot_bytes
+        """A staging buffer's size, or more over gloo."""
+        most = 0 if self._messages is None else MAX_PIECE_BYTES
+        return max(self._spec.slot_bytes, most)
 
     def has_room(self) -> bool:
-        """True if fewer than num_slots pieces are unacknowledged."""
-        return bool(self._free)
+        """True if fewer pieces, and fewer bytes, are unacknowledged than staging buffers hold."""
+        with self._lock:
+            num_bytes = sum(piece.num_bytes for piece in self._in_flight.values())
+            is_one_free = len(self._in_flight) < self._spec.num_slots
+        return is_one_free and num_bytes < self._spec.num_slots * self._spec.slot_bytes
 
     def send(
         self,
@@ -217,31 +248,39 @@ class TorchSender:
         source_block_ids: Sequence[int],
         target_block_ids: Sequence[int],
     ) -> int:
-        """Stage the piece and post its send; its checksum."""
+        """Post the piece's sends, of a copy unless it is too large for that; its checksum."""
         num_bytes = span.num_layers * 2 * span.num_blocks * self._page_bytes
-        assert num_bytes <= self._spec.slot_bytes, "it was planned for another link"
+        assert num_bytes <= self.max_piece_bytes, "it was planned for another link"
         with self._lock:
             group = self._group
             if group is None:
                 raise PeerLost(self._spec.prefix, f"the link was closed before {piece_id}")
-            buffer = self._free.popleft()
+            buffer = self._free.popleft() if num_bytes <= self._spec.slot_bytes else None
         # Outside the lock: this takes a millisecond, for which `acknowledge` must not wait.
-        staging = buffer[:num_bytes]
-        checksum = self._pages.gather(span, source_block_ids, staging)
         try:
-            work = group.send([staging], DECODE, _TAG)
+            if buffer is not None:
+                staging = buffer[:num_bytes]
+                checksum = self._pages.gather(span, source_block_ids, staging)
+                sent = Sent(checksum, (group.send([staging], DECODE, _TAG),))
+            elif self._messages is not None:
+                sent = self._messages.send(group, span, source_block_ids)
         except RuntimeError as error:
             raise PeerLost(self._spec.prefix, "the group failed") from error
         with self._lock:
             if self._group is not None:
-                self._in_flight[piece_id] = (buffer, work)
-        return checksum
+                self._in_flight[piece_id] = _InFlight(sent, num_bytes, buffer)
+        return sent.checksum
 
     def acknowledge(self, piece_id: PieceId) -> None:
         """The piece was received, so its send is over though nobody waited for it."""
         with self._lock:
-            if piece_id in self._in_flight:
-                self._free.append(self._in_flight.pop(piece_id)[0])
+            piece = self._in_flight.pop(piece_id, None)
+            if piece is None:
+                return
+            if piece.buffer is not None:
+                self._free.append(piece.buffer)
+            if self._messages is not None:
+                self._messages.release(piece.sent)
 
     def close(self) -> None:
         """Drop the group and what is in flight."""
@@ -262,3 +301,7 @@ def connect(offer: Offer, cache_L2NSKD: torch.Tensor, timeout_s: float) -> Torch
 
 def _page_bytes_of(cache_L2NSKD: torch.Tensor) -> int:
     return cache_L2NSKD[0, 0, 0].nbytes
+
+
+def _messages_of(pages: Pages, timeout_s: float) -> Messages | None:
+    return Messages(pages, timeout_s) if isinstance(pages, HostPages) else None

@@ -26,8 +26,8 @@ DECODE, PREFILL = 0, 1
 class LinkSpec:
     """What both ends of a link must agree on; travels as the offer's parameters.
 
-    At most num_slots pieces are under way, each at most slot_bytes long. device is that of
-    decode's cache: "cuda" means NCCL.
+    At most num_slots pieces are under way, those up to slot_bytes long through staging buffers.
+    device is that of decode's cache: "cuda" means NCCL.
     """
 
     host: str

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from kv_transfer.memory import MemoryBackend
-from kv_transfer.nixl_agent import INSTALL_HINT, is_installed
-from kv_transfer.nixl_backend import NixlBackend
+from kv_transfer.nixl.agent import INSTALL_HINT, is_installed
+from kv_transfer.nixl.backend import NixlBackend
 from kv_transfer.shm import ShmBackend
 from kv_transfer.torch_backend import TorchBackend
 from tests.contract.peer import NO_FAULTS, Commands, Peer, random_cache

@@ -30,6 +30,10 @@ Connect = Callable[[Offer, torch.Tensor, float], Sender]
 class Step(StrEnum):
     """Where a fault strikes: a call at one end of the link, or a message on its stream."""
 
+    OPEN_LINK = "OpenLink"
+    LINK_OPENED = "LinkOpened"
+    LINK_REFUSED = "LinkRefused"
+    CONNECT = "connect"
     ACCEPT = "accept"
     SEND = "send"
     TAKE = "take"
@@ -65,6 +69,7 @@ class FaultKind(StrEnum):
 _CALLED_ONCE = {FaultKind.SLEEP, FaultKind.DELAY, FaultKind.RAISE}
 _CANNOT_FAIL = {FaultKind.SLEEP, FaultKind.DELAY, FaultKind.DROP, FaultKind.DUPLICATE}
 _POSSIBLE = {
+    Step.CONNECT: _CALLED_ONCE,
     Step.ACCEPT: _CALLED_ONCE,
     Step.SEND: set(FaultKind),
     Step.TAKE: set(FaultKind),
@@ -96,13 +101,29 @@ class FaultPlan:
     faults: tuple[Fault, ...] = ()
 
 
-class _Script:
-    """A plan being played: counts the calls of each step. Thread-safe."""
+class Script:
+    """A plan being played: counts the calls of each step. Thread-safe.
 
-    def __init__(self, plan: FaultPlan) -> None:
+    Several ends may play one script; `order` begins another plan for all of them.
+    """
+
+    def __init__(self, plan: FaultPlan = FaultPlan()) -> None:
         self._plan = plan
         self._num_calls: Counter[Step] = Counter()
+        self._num_struck = 0
         self._lock = threading.Lock()
+
+    @property
+    def num_struck(self) -> int:
+        """Faults of the plan that have happened."""
+        return self._num_struck
+
+    def order(self, *faults: Fault) -> None:
+        """From now on play these faults, with all calls counted from 0."""
+        with self._lock:
+            self._plan = FaultPlan(faults)
+            self._num_calls.clear()
+            self._num_struck = 0
 
     def play(
         self,
@@ -113,7 +134,7 @@ class _Script:
         corrupted: Callable[[], Result] | None = None,
     ) -> Result:
         """The outcome of one call: of `act`, or of what stands for it in its fault."""
-        fault = self._next(step)
+        fault = self.next(step)
         match fault.kind if fault else None:
             case None:
                 return act()
@@ -132,22 +153,30 @@ class _Script:
             time.sleep(fault.seconds)
         return act() if fault.kind is FaultKind.DUPLICATE else result
 
-    def _next(self, step: Step) -> Fault | None:
+    def next(self, step: Step) -> Fault | None:
+        """What goes wrong at this call of the step; counts the call."""
         with self._lock:
             call = self._num_calls[step]
             self._num_calls[step] += 1
-        for fault in self._plan.faults:
-            if fault.step is step and fault.nth in (None, call):
-                return fault
+            for fault in self._plan.faults:
+                if fault.step is step and fault.nth in (None, call):
+                    self._num_struck += 1
+                    return fault
         return None
+
+
+def _script_of(plan: FaultPlan | Script) -> Script:
+    return plan if isinstance(plan, Script) else Script(plan)
 
 
 class FaultySender:
     """A sender whose steps go wrong by plan; `cache_L2NSKD` is the one that it sends from."""
 
-    def __init__(self, sender: Sender, plan: FaultPlan, cache_L2NSKD: torch.Tensor) -> None:
+    def __init__(
+        self, sender: Sender, plan: FaultPlan | Script, cache_L2NSKD: torch.Tensor
+    ) -> None:
         self._sender = sender
-        self._script = _Script(plan)
+        self._script = _script_of(plan)
         self._cache_L2NSKD = cache_L2NSKD
         self._pages = pages_of(cache_L2NSKD)
 
@@ -204,9 +233,9 @@ class FaultySender:
 class FaultyReceiver:
     """A receiver whose steps go wrong by plan."""
 
-    def __init__(self, receiver: Receiver, plan: FaultPlan) -> None:
+    def __init__(self, receiver: Receiver, plan: FaultPlan | Script) -> None:
         self._receiver = receiver
-        self._script = _Script(plan)
+        self._script = _script_of(plan)
 
     def accept(self, timeout_s: float) -> None:
         """Wait until the sender's end is built; longer, or in vain."""
@@ -235,9 +264,9 @@ class FaultyReceiver:
 class FaultyChannel:
     """One direction of a control stream; messages keep their order, as they do on a stream."""
 
-    def __init__(self, send: Callable[[LinkUp | LinkDown], None], plan: FaultPlan) -> None:
+    def __init__(self, send: Callable[[LinkUp | LinkDown], None], plan: FaultPlan | Script) -> None:
         self._send = send
-        self._script = _Script(plan)
+        self._script = _script_of(plan)
 
     def send(self, message: LinkUp | LinkDown) -> None:
         """Pass the message on, late, twice, changed or never."""
@@ -276,12 +305,15 @@ class FaultyBackend:
         self._backend.close()
 
 
-def faulty_connect(connect: Connect, plan: FaultPlan) -> Connect:
-    """`connect`, with senders that go wrong, each by the same plan from its start."""
+def faulty_connect(connect: Connect, plan: FaultPlan | Script) -> Connect:
+    """`connect`, late or in vain, with senders that go wrong, each by the same plan."""
+    script = _script_of(plan)
 
     def connect_faulty(offer: Offer, cache_L2NSKD: torch.Tensor, timeout_s: float) -> Sender:
-        sender = connect(offer, cache_L2NSKD, timeout_s)
-        return FaultySender(sender, plan, cache_L2NSKD)
+        def act() -> Sender:
+            return FaultySender(connect(offer, cache_L2NSKD, timeout_s), plan, cache_L2NSKD)
+
+        return script.play(Step.CONNECT, act, dropped=act)
 
     return connect_faulty
 

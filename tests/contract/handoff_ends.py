@@ -42,8 +42,10 @@ clock = MonotonicClock()
 epochs = itertools.count(1)
 
 
-def reservation_of(block_ids):
-    return Reservation(RequestId("r"), next(epochs), tuple(block_ids), NUM_PROMPT_TOKENS)
+def reservation_of(block_ids, num_cached_blocks=0):
+    return Reservation(
+        RequestId("r"), next(epochs), tuple(block_ids), NUM_PROMPT_TOKENS, num_cached_blocks
+    )
 
 
 def drain(stream):

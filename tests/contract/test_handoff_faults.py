@@ -29,10 +29,10 @@ IN_PLACE = ["shm", NIXL]
 class Scene:
     """One link, one handoff on it, with faults in the peer by `plan`."""
 
-    def __init__(self, kind, peer, plan=NO_FAULTS):
+    def __init__(self, kind, peer, plan=NO_FAULTS, num_cached_blocks=0):
         self.link = Link(kind, peer, plan=plan)
         self.peer = self.link.peer
-        reservation = reservation_of(TARGET_IDS)
+        reservation = reservation_of(TARGET_IDS, num_cached_blocks)
         self.decode = DecodeEnd(self.link.receiver, self.peer.stream, reservation)
         self.peer.push(reservation, SOURCE_IDS, plan)
         self.has_peer = True
@@ -102,6 +102,17 @@ def test_a_handoff_without_faults_is_sealed_with_equal_bytes(kind, shared_peer, 
     assert scene.decode.transfer.try_release_blocks() is None
 
 
+@pytest.mark.case("B-009")
+def test_a_handoff_of_no_byte_is_sealed_and_frees_both_sides(kind, shared_peer, scene_of):
+    scene = scene_of(kind, shared_peer, NO_FAULTS, len(TARGET_IDS))
+    scene.decode.run_to_the_end()
+    assert scene.decode.state is InboundState.SEALED
+    assert scene.peer.result() == ("sealed", None)
+    assert scene.peer.num_sends() == 0
+    assert not scene.link.cache.any()
+
+
+@pytest.mark.case("B-020")
 @pytest.mark.parametrize("nth", [0, 2])
 def test_one_flipped_bit_in_one_piece_is_never_served(kind, shared_peer, nth, scene_of):
     scene = scene_of(kind, shared_peer, FaultPlan((Fault(Step.SEND, FaultKind.CORRUPT, nth=nth),)))
@@ -113,6 +124,7 @@ def test_one_flipped_bit_in_one_piece_is_never_served(kind, shared_peer, nth, sc
     assert scene.decode.transfer.try_release_blocks() is None
 
 
+@pytest.mark.case("B-020")
 @pytest.mark.parametrize("faults", ["last", "all"])
 def test_a_dropped_layer_is_refused_at_the_seal(kind, shared_peer, faults, scene_of):
     nth = 2 if faults == "last" else None
@@ -133,6 +145,7 @@ def test_a_layer_announced_twice_is_refused(shared_peer, scene_of):
     assert scene.decode.transfer.try_release_blocks() == TARGET_IDS
 
 
+@pytest.mark.case("B-014")
 def test_a_writer_that_is_late_after_an_abort_finds_the_blocks_in_quarantine(
     kind, shared_peer, scene_of
 ):

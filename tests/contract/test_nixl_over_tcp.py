@@ -8,9 +8,9 @@ import torch
 
 from core.errors import PeerLost
 from core.link import PieceId, Span
-from kv_transfer import nixl_backend
 from kv_transfer.inbound import InboundState
-from kv_transfer.nixl_agent import INSTALL_HINT, is_installed
+from kv_transfer.nixl import backend as nixl_backend
+from kv_transfer.nixl.agent import INSTALL_HINT, is_installed
 from tests.contract.conftest import SEED, SOON_S, Link, wait_until
 from tests.contract.handoff_ends import DecodeEnd, reservation_of
 from tests.contract.peer import Peer, random_cache

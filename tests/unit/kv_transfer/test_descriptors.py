@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.link import Span
-from kv_transfer.descriptors import PageTable, runs_of
+from kv_transfer.nixl.descriptors import PageTable, runs_of
 
 PAGE_BYTES = 256
 SOURCE = PageTable(address=1 << 20, page_bytes=PAGE_BYTES, num_blocks=12, device_id=0)

@@ -103,6 +103,7 @@ class TestAWholeHandoff:
         assert report.push_s == pytest.approx(2.5)
         assert report.exposed_s == pytest.approx(1.5)
 
+    @pytest.mark.case("B-009")
     def test_moves_no_byte_when_decode_already_has_the_whole_prompt(self):
         reservation = dataclasses.replace(RESERVATION, num_cached_blocks=3)
         sender, receiver = outbound(reservation), inbound(reservation)
@@ -115,6 +116,7 @@ class TestAWholeHandoff:
         assert sender.report().num_bytes == 0
         assert sender.try_release_blocks()
 
+    @pytest.mark.case("B-031")
     @pytest.mark.parametrize("chunk", [1, 3, 4, 7, 10])
     def test_ships_the_same_bytes_for_every_chunk_size(self, chunk):
         sender = outbound()

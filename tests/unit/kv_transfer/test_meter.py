@@ -4,8 +4,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from core.layout import Dtype, KVLayout
 from core.link import PieceId
-from kv_transfer.meter import GROUP_PIECES, NUM_GROUPS, NUM_ROUND_TRIPS, LinkMeter, LinkSpeed
+from core.request import RequestId
+from kv_transfer.meter import (
+    GROUP_PIECES,
+    MIN_PIECE_BYTES,
+    NUM_GROUPS,
+    NUM_ROUND_TRIPS,
+    LinkMeter,
+    LinkSpeed,
+    piece_sizes,
+)
+from kv_transfer.outbound import OutboundTransfer
+from kv_transfer.plan import PieceSizes, Reservation
 
 MIB = 1 << 20
 
@@ -122,3 +134,63 @@ def test_whatever_is_carried_the_estimate_is_positive_and_no_faster_than_the_wir
     if pieces:
         assert 0 < speed.bytes_per_s <= 1e9 * 1.01
         assert speed.latency_s >= 1e-3
+
+
+class TestHowManyBytesAreWorthAPiece:
+    """A round trip is worth latency x bandwidth bytes."""
+
+    MOST = 8 * MIB
+
+    def test_a_new_link_starts_with_the_floor(self):
+        assert piece_sizes(LinkMeter().speed, self.MOST) == PieceSizes(MIN_PIECE_BYTES, self.MOST)
+
+    def test_a_far_link_waits_for_what_its_round_trip_could_have_carried(self):
+        speed = LinkSpeed(2e-3, 64, 1e9, 64)
+        assert piece_sizes(speed, self.MOST) == PieceSizes(2_000_000, self.MOST)
+
+    def test_a_link_that_carried_only_small_pieces_keeps_to_the_floor(self):
+        meter = LinkMeter()
+        wire = Wire(meter, latency_s=1e-3)
+        for piece in range(64):
+            wire.carry(4096, started_s=1.0 * piece)
+        assert piece_sizes(meter.speed, self.MOST).min_bytes == MIN_PIECE_BYTES
+
+    def test_neither_bound_is_over_what_the_backend_takes(self):
+        assert piece_sizes(LinkSpeed(1.0, 1, 1e9, 1), MIB) == PieceSizes(MIB, MIB)
+        assert piece_sizes(LinkSpeed(None, 0, None, 0), 4096) == PieceSizes(4096, 4096)
+
+    @pytest.mark.parametrize(
+        ("latency_s", "num_tokens", "num_pieces"),
+        [(1e-4, 128, 5), (8e-3, 128, 1), (8e-3, 512, 2), (1e-4, 512, 15)],
+        ids=["small-near", "small-far", "large-far", "large-near"],
+    )
+    def test_a_small_prompt_goes_as_one_piece_where_a_round_trip_costs_more_than_it_hides(
+        self, latency_s, num_tokens, num_pieces
+    ):
+        sizes = piece_sizes(LinkSpeed(latency_s, 64, 1e9, 64), 16 * MIB)
+        assert pieces_of_a_prompt(num_tokens, sizes) == num_pieces
+
+
+def pieces_of_a_prompt(num_tokens, sizes):
+    """Pieces of a prompt whose layers become ready one by one, each sent as soon as it may be."""
+    layout = KVLayout("w", Dtype.FLOAT32, 16, 15, 3, 64)
+    ids = tuple(range(layout.num_blocks(num_tokens)))
+    transfer = OutboundTransfer(
+        Reservation(RequestId("a"), 1, ids, num_prompt_tokens=num_tokens),
+        layout=layout,
+        backend="memory",
+        sizes=sizes,
+        deadline_s=60.0,
+    )
+    transfer.begin()
+    transfer.granted()
+    num_pieces = 0
+    for layer in range(layout.num_layers + 1):
+        if layer < layout.num_layers:
+            transfer.layers_computed(num_tokens, layer + 1, ids)
+        else:
+            transfer.computed(num_tokens, ids, 1.0, first_token_id=1)
+        while transfer.next_piece(0.0) is not None:
+            transfer.sent(0)
+            num_pieces += 1
+    return num_pieces

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from core.link import Span
 from kv_transfer import pages
 from kv_transfer.pages import DevicePages, HostPages, tensor_checksum
+from kv_transfer.streaming import LINE_BYTES, stream_pages
 
 NUM_LAYERS, NUM_BLOCKS = 3, 12
 
@@ -45,12 +46,16 @@ spans_and_ids = st.builds(
 dtypes = st.sampled_from([torch.float32, torch.bfloat16])
 
 
-@pytest.fixture(params=[pages.CHUNK_BYTES, 1])
-def chunk_bytes(request, monkeypatch):
-    monkeypatch.setattr(pages, "CHUNK_BYTES", request.param)
+@pytest.fixture(params=["whole", "page by page", "streamed", "streamed page by page"])
+def way(request, monkeypatch):
+    """Each way to copy: what is cut off at a size in the product happens to small pages here."""
+    if "page by page" in request.param:
+        monkeypatch.setattr(pages, "CHUNK_BYTES", 1)
+    if "streamed" in request.param:
+        monkeypatch.setattr(pages, "MIN_STREAMED_BYTES", 1)
 
 
-@pytest.mark.usefixtures("chunk_bytes")
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("block_ids", [[3, 4, 5], [9, 0, 4], [11]])
 def test_gather_scatter_and_copy_agree_with_the_reference(dtype, block_ids):
@@ -71,6 +76,46 @@ def test_gather_scatter_and_copy_agree_with_the_reference(dtype, block_ids):
     assert HostPages(source).copy_to(HostPages(copied), span, block_ids, target_ids) == checksum
     assert torch.equal(copied.view(torch.uint8), target.view(torch.uint8))
     assert not copied[0].any()
+
+
+@pytest.mark.parametrize("first", [0, 1, 16])
+def test_a_cache_that_lies_across_cache_lines_is_copied_as_well(first, monkeypatch):
+    monkeypatch.setattr(pages, "MIN_STREAMED_BYTES", 1)
+    source = random_cache(torch.float32)
+    storage = torch.zeros(source.numel() + 32)
+    target = storage[first : first + source.numel()].view(source.shape)
+    span = Span(0, NUM_LAYERS, 0, NUM_BLOCKS)
+    HostPages(source).copy_to(HostPages(target), span, range(NUM_BLOCKS), range(NUM_BLOCKS))
+    assert torch.equal(target, source)
+    assert storage.count_nonzero() == source.count_nonzero()
+
+
+@pytest.mark.parametrize("block_ids", [[0, NUM_BLOCKS], [-1, 0], [3, -2, 5]])
+def test_a_block_that_the_cache_does_not_have_is_an_error_and_nothing_is_written(block_ids):
+    source, target = random_cache(torch.float32), torch.zeros_like(random_cache(torch.float32))
+    span = Span(NUM_LAYERS - 1, 1, 0, len(block_ids))
+    ids = range(len(block_ids))
+    with pytest.raises(IndexError):
+        HostPages(source).copy_to(HostPages(target), span, ids, block_ids)
+    with pytest.raises(IndexError):
+        HostPages(source).checksum(span, block_ids)
+    assert not target.any()
+
+
+@given(
+    page_ids=st.lists(st.integers(0, 9), min_size=1, max_size=10, unique=True),
+    num_lines=st.integers(1, 5),
+    start=st.integers(0, 70),
+)
+def test_streamed_pages_come_from_any_place_and_change_nothing_else(page_ids, num_lines, start):
+    page_bytes = num_lines * LINE_BYTES
+    numbers = np.random.default_rng(0)
+    source = numbers.integers(1, 255, start + len(page_ids) * page_bytes, dtype=np.uint8)
+    target = torch.zeros(12 * page_bytes, dtype=torch.uint8).numpy()
+    expected = target.copy().reshape(12, page_bytes)
+    expected[1:][page_ids] = source[start:].reshape(len(page_ids), page_bytes)
+    stream_pages(target, page_bytes, np.array(page_ids), page_bytes, source, start)
+    assert np.array_equal(target, expected.reshape(-1))
 
 
 @settings(deadline=None)

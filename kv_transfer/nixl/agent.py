@@ -6,7 +6,7 @@ of a core for one idle agent); the classes beneath it, which nixl exports as wel
 delay of 10 ms the thread sleeps in poll, wakes at once for traffic, and costs 0.007 of a core.
 
 An agent belongs to one link, so that destroying it ends everything that can reach memory through
-it: that is what the fence of `nixl_backend` is built on.
+it: that is what the fence of `backend` is built on.
 """
 
 import importlib
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from core.errors import ConfigError, PeerLost
-from kv_transfer.descriptors import Descriptors
+from kv_transfer.nixl.descriptors import Descriptors
 
 PROGRESS_DELAY_US = 10_000
 INSTALL_HINT = "nixl is not installed: pip install twophase[rdma]"

@@ -40,9 +40,9 @@ import torch
 from core.errors import ConfigError, PeerLost
 from core.link import PieceId, Span
 from kv_transfer.backend import BackendKind, Offer
-from kv_transfer.descriptors import PageTable, runs_of
 from kv_transfer.lifeline import Lifeline, LifelineServer
-from kv_transfer.nixl_agent import Agent, Transfer, load
+from kv_transfer.nixl.agent import Agent, Transfer, load
+from kv_transfer.nixl.descriptors import PageTable, runs_of
 from kv_transfer.pages import Pages, pages_of
 
 MAX_PIECE_BYTES = 4 * 1024 * 1024
