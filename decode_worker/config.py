@@ -4,11 +4,15 @@ from dataclasses import dataclass
 
 from core.config import ClusterConfig, DecodeConfig, EngineConfig, Mode, TransferConfig
 from core.request import WorkerName
+from core.security import SecurityConfig
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeWorkerConfig:
-    """Settings of one decode worker; `listen` is host:port, port 0 takes a free one."""
+    """Settings of one decode worker; `listen` is host:port, port 0 takes a free one.
+
+    drain_s is the longest that it finishes what it has when it is stopped.
+    """
 
     name: WorkerName
     listen: str
@@ -17,6 +21,8 @@ class DecodeWorkerConfig:
     engine: EngineConfig
     pool: DecodeConfig
     transfer: TransferConfig
+    drain_s: float
+    security: SecurityConfig = SecurityConfig()
     cores: tuple[int, ...] | None = None
     gpus: tuple[int, ...] | None = None
 
@@ -33,6 +39,8 @@ class DecodeWorkerConfig:
             engine=cluster.engine_of(cluster.decode),
             pool=cluster.decode,
             transfer=cluster.transfer,
+            drain_s=cluster.router.drain_s,
+            security=cluster.security,
             cores=cluster.decode.cores_of(replica),
             gpus=cluster.decode.gpus_of(replica),
         )

@@ -93,7 +93,9 @@ class Handoffs:
 
     def quarantine_age_s(self, now_s: float) -> float:
         """How long the handoff that failed first waits for its writer to be fenced; 0 without."""
-        return max((i.transfer.quarantine_age_s(now_s) for i in self._inbound.values()), default=0.0)
+        return max(
+            (i.transfer.quarantine_age_s(now_s) for i in self._inbound.values()), default=0.0
+        )
 
     def open(self, reservation: Reservation, lease_until_s: float) -> None:
         """Expect the KV cache of a reservation until the end of its lease."""

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from core.request import Request, WorkerName
 from core.timeline import DecodeReport, PrefillReport
-from core.worker import BlockHolder
+from core.worker import BlockHolder, RemoteReservation, WorkerInfo
 from engine.batch import SequenceStep
 from engine.block_pool import Reservation
 from engine.logits import history_of
@@ -50,6 +50,11 @@ class Sequence:
         return self.ready_s is not None
 
     @property
+    def is_runnable(self) -> bool:
+        """Its next step waits for the device alone."""
+        return self.is_running or (self.is_local and self.reservation is not None)
+
+    @property
     def epoch(self) -> int:
         """Epoch of its blocks; 0 while it has none."""
         return self.reservation.epoch if self.reservation is not None else 0
@@ -80,6 +85,21 @@ class Sequence:
             num_blocks=num_blocks,
             epoch=self.epoch,
             age_s=now_s - (self.granted_s or self.received_s),
+        )
+
+    def remote(self, info: WorkerInfo, address: str) -> RemoteReservation:
+        """Its blocks as a prefill worker needs to know them."""
+        assert self.reservation is not None
+        num_blocks = info.layout.num_blocks(self.request.num_prompt_tokens)
+        return RemoteReservation(
+            decode_worker=info.name,
+            decode_address=address,
+            decode_incarnation=info.incarnation,
+            epoch=self.reservation.epoch,
+            block_ids=self.reservation.block_ids[:num_blocks],
+            num_shared_blocks=self.reservation.num_shared,
+            num_shared_tokens=self.reservation.num_shared * info.layout.block_size,
+            prompt_digest=self.request.prompt_digest,
         )
 
     def step(self, num_tokens: int) -> SequenceStep:

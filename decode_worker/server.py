@@ -20,10 +20,11 @@ from engine.device_thread import device_thread
 from engine.leader import Allocate, EngineSettings, running_engine
 from engine.runner import Runner
 from engine.shared_memory import SharedMemory
-from kv_transfer import nixl_agent
 from kv_transfer.backend import BackendKind, ReceiverBackend
 from kv_transfer.connection import has_rdma, open_backend
+from kv_transfer.nixl import agent as nixl_agent
 from kv_transfer.shm import ShmBackend
+from twophase.credentials import internal_access
 from twophase.server import running_server
 from twophase.v1 import worker_pb2_grpc as pb_grpc
 
@@ -39,6 +40,7 @@ async def serve(
         ModelError, ConfigError: the worker cannot start.
         PeerLost: one of its ranks did not start, or was lost.
     """
+    internal_access(config.security).require_may_listen(config.listen, "listen")
     settings = EngineSettings.of(
         find_model(config.model), config.engine, config.pool, cores=config.cores, gpus=config.gpus
     )
@@ -91,6 +93,7 @@ async def _serve(
     stop: asyncio.Event,
     on_ready: Callable[[str], None],
 ) -> None:
+    access = internal_access(config.security)
     clock = MonotonicClock()
     info = WorkerInfo(
         name=config.name,
@@ -121,7 +124,7 @@ async def _serve(
         clock=clock,
     )
     service = DecodeService(info, worker, runner, links, device=device, clock=clock)
-    async with running_server(config.listen, stop_grace_s=STOP_GRACE_S) as server:
+    async with running_server(config.listen, access, stop_grace_s=STOP_GRACE_S) as server:
         pb_grpc.add_WorkerServicer_to_server(service, server.grpc)
         pb_grpc.add_DecodeWorkerServicer_to_server(service, server.grpc)
         worker.address = await server.start()
@@ -132,6 +135,7 @@ async def _serve(
             ]
             on_ready(worker.address)
             await stop.wait()
+            await service.drain(config.drain_s)
             await server.stop()
             for loop in loops:
                 loop.cancel()

@@ -23,7 +23,7 @@ from decode_worker.link import LinkServer
 from decode_worker.worker import DecodeWorker
 from engine.runner import Runner
 from twophase import link_wire, status_wire, worker_wire
-from twophase.server import Context
+from twophase.server import Context, readable, run_stream
 from twophase.v1 import worker_pb2 as pb
 from twophase.v1 import worker_pb2_grpc as pb_grpc
 
@@ -50,6 +50,8 @@ class DecodeService(pb_grpc.WorkerServicer, pb_grpc.DecodeWorkerServicer):
         self._device = device
         self._clock = clock
         self._work = asyncio.Event()
+        self._is_drained = asyncio.Event()
+        self._is_ending = asyncio.Event()
         self._sessions: dict[str, asyncio.Queue[DecodeUpdate]] = {}
         self._log = logging.getLogger("twophase.decode_worker")
         links.changed = self.changed
@@ -75,6 +77,25 @@ class DecodeService(pb_grpc.WorkerServicer, pb_grpc.DecodeWorkerServicer):
                 self._worker.apply(result, self._clock.now_s())
             self.changed()
 
+    async def drain(self, limit_s: float) -> None:
+        """Take nothing new and end what is here, then every stream.
+
+        Routers are told at once and take requests away that others can go on with; the rest has
+        `limit_s` to finish, then it is handed back.
+        """
+        self._worker.is_draining = True
+        for outbox in self._sessions.values():
+            outbox.put_nowait(DecodeUpdate(is_draining=True))
+        self.changed()
+        try:
+            async with asyncio.timeout(limit_s):
+                await self._is_drained.wait()
+        except TimeoutError:
+            self._log.warning("%d requests were not done in time", self._worker.num_known)
+        self._worker.hand_back(self._clock.now_s())
+        self.changed()
+        self._is_ending.set()
+
     async def run_ticks(self) -> None:
         """Let deadlines and leases pass; never returns."""
         while True:
@@ -89,6 +110,8 @@ class DecodeService(pb_grpc.WorkerServicer, pb_grpc.DecodeWorkerServicer):
             if outbox is not None:
                 outbox.put_nowait(update)
         self._work.set()
+        if self._worker.is_draining and self._worker.num_known == 0:
+            self._is_drained.set()
 
     async def Session(
         self,
@@ -97,16 +120,28 @@ class DecodeService(pb_grpc.WorkerServicer, pb_grpc.DecodeWorkerServicer):
     ) -> None:
         session_id = uuid.uuid4().hex
         outbox = self._sessions[session_id] = asyncio.Queue()
+        if self._worker.is_draining:
+            outbox.put_nowait(DecodeUpdate(is_draining=True))
         try:
-            async with asyncio.TaskGroup() as tasks:
-                writer = tasks.create_task(_write_updates(outbox, context))
-                async for message in request_iterator:
-                    self._command(session_id, message)
-                writer.cancel()
+            await run_stream(
+                context,
+                self._read(session_id, request_iterator),
+                _write_updates(outbox, context),
+                self._until_told(outbox),
+            )
         finally:
             del self._sessions[session_id]
             self._worker.lose_session(session_id, self._clock.now_s())
             self.changed()
+
+    async def _read(self, session_id: str, messages: AsyncIterator[pb.DecodeCommand]) -> None:
+        async for message in readable(messages, lambda message: message):
+            self._command(session_id, message)
+
+    async def _until_told(self, outbox: asyncio.Queue[DecodeUpdate]) -> None:
+        """Return when the worker is ending and the router was told everything."""
+        await self._is_ending.wait()
+        await outbox.join()
 
     def _command(self, session_id: str, message: pb.DecodeCommand) -> None:
         now_s = self._clock.now_s()
@@ -125,15 +160,19 @@ class DecodeService(pb_grpc.WorkerServicer, pb_grpc.DecodeWorkerServicer):
         self.changed()
 
     async def Link(self, request_iterator: AsyncIterator[pb.LinkUp], context: Context) -> None:
-        messages = (link_wire.up_from_wire(message) async for message in request_iterator)
-        async with asyncio.TaskGroup() as tasks:
-            outbox: asyncio.Queue[pb.LinkDown] = asyncio.Queue()
-            writer = tasks.create_task(_write(outbox, context))
+        outbox: asyncio.Queue[pb.LinkDown] = asyncio.Queue()
+
+        async def carry() -> None:
             await self._links.serve(
-                messages, lambda message: outbox.put_nowait(link_wire.down_to_wire(message))
+                readable(request_iterator, link_wire.up_from_wire),
+                lambda message: outbox.put_nowait(link_wire.down_to_wire(message)),
             )
             await outbox.join()
-            writer.cancel()
+
+        await run_stream(context, carry(), _write(outbox, context), self._until_ending())
+
+    async def _until_ending(self) -> None:
+        await self._is_ending.wait()
 
     async def GetInfo(self, request: pb.GetInfoRequest, context: Context) -> pb.WorkerInfo:
         return worker_wire.info_to_wire(self._info)
@@ -173,12 +212,15 @@ class DecodeService(pb_grpc.WorkerServicer, pb_grpc.DecodeWorkerServicer):
             kernels=self._info.kernels,
             links=self._links.statuses,
             quarantine_age_s=self._worker.handoffs.quarantine_age_s(self._clock.now_s()),
+            num_runnable_requests=self._worker.num_runnable,
+            is_draining=self._worker.is_draining,
         )
 
 
 async def _write_updates(outbox: asyncio.Queue[DecodeUpdate], context: Context) -> None:
     while True:
         await context.write(worker_wire.update_to_wire(await outbox.get()))
+        outbox.task_done()
 
 
 async def _write(outbox: asyncio.Queue[pb.LinkDown], context: Context) -> None:

@@ -116,8 +116,7 @@ class DecodeWorker:
         try:
             self._check(command)
         except TwophaseError as error:
-            self.refuse(session_id, request.request_id, error)
-            return
+            return self.refuse(session_id, request.request_id, error)
         sequence = Sequence(session_id, request, command.prefill_locally, now_s)
         self._sequences[request.request_id] = sequence
         self._waiting.append(sequence)
@@ -154,10 +153,9 @@ class DecodeWorker:
         self.handoffs.tick(now_s)
         for sequence in list(self._sequences.values()):
             if now_s >= sequence.request.deadline_s:
-                error = DeadlineExceeded(
-                    f"request {sequence.request.request_id} was not done within its deadline"
-                )
-                self._fail(sequence, error, now_s)
+                what = f"request {sequence.request.request_id}"
+                late = DeadlineExceeded(f"{what} was not done within its deadline")
+                self._fail(sequence, late, now_s)
         self.settle(now_s)
 
     def settle(self, now_s: float) -> None:

@@ -5,11 +5,15 @@ from dataclasses import dataclass
 from core.config import ClusterConfig, EngineConfig, PrefillConfig, TransferConfig
 from core.errors import ConfigError
 from core.request import WorkerName
+from core.security import SecurityConfig
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillWorkerConfig:
-    """Settings of one prefill worker; `listen` is host:port, port 0 takes a free one."""
+    """Settings of one prefill worker; `listen` is host:port, port 0 takes a free one.
+
+    drain_s is the longest that it finishes what it has when it is stopped.
+    """
 
     name: WorkerName
     listen: str
@@ -17,6 +21,8 @@ class PrefillWorkerConfig:
     engine: EngineConfig
     pool: PrefillConfig
     transfer: TransferConfig
+    drain_s: float
+    security: SecurityConfig = SecurityConfig()
     cores: tuple[int, ...] | None = None
     gpus: tuple[int, ...] | None = None
 
@@ -35,6 +41,8 @@ class PrefillWorkerConfig:
             engine=cluster.engine_of(pool),
             pool=pool,
             transfer=cluster.transfer,
+            drain_s=cluster.router.drain_s,
+            security=cluster.security,
             cores=pool.cores_of(replica),
             gpus=pool.gpus_of(replica),
         )

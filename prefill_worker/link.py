@@ -23,15 +23,12 @@ from core.request import RequestId, WorkerName
 from core.timeline import TransferReport
 from core.worker import LinkStatus
 from kv_transfer.backend import Sender
-from kv_transfer.meter import LinkMeter
+from kv_transfer.meter import LinkMeter, piece_sizes
 from kv_transfer.outbound import OutboundTransfer
 from kv_transfer.plan import PieceSizes
 from kv_transfer.reshape import Reshape
 from prefill_worker.worker import Computed, LayersComputed
 from twophase.peer import Duplex, lost
-
-# Layers of a chunk wait for each other at least until they make up this many bytes.
-MIN_PIECE_BYTES = 512 << 10
 
 
 class Handoff:
@@ -148,17 +145,8 @@ class Link:
         )
 
     def piece_sizes(self, most: int) -> PieceSizes:
-        """Bounds of a piece: `most` or what the backend takes, and what is worth a round trip.
-
-        A piece of latency x bandwidth bytes spends half of its time on the round trip; smaller
-        ones cost more than they hide. The floor keeps a link that only ever carried small pieces,
-        whose rate is that of its round trips, from asking for smaller and smaller ones.
-        """
-        speed, largest = self._meter.speed, min(most, self._sender.max_piece_bytes)
-        smallest = MIN_PIECE_BYTES
-        if speed.latency_s is not None and speed.bytes_per_s is not None:
-            smallest = max(smallest, int(speed.latency_s * speed.bytes_per_s))
-        return PieceSizes(min(smallest, largest), largest)
+        """Bounds of a piece: `most` or what the backend takes, and what is worth a round trip."""
+        return piece_sizes(self._meter.speed, min(most, self._sender.max_piece_bytes))
 
     @property
     def num_open_transfers(self) -> int:

@@ -22,6 +22,7 @@ from kv_transfer.pages import view_as_pages
 from kv_transfer.plan import Reservation
 from kv_transfer.reshape import CacheShape, Reshape, require_reshapable
 from prefill_worker.link import Handoff, Link, Way
+from twophase.credentials import Credentials
 from twophase.peer import Peer
 
 SWEEP_S = 1.0
@@ -40,12 +41,19 @@ class LinkPool:
     """Links made on demand; use as an async context manager."""
 
     def __init__(
-        self, identity: Identity, cache: KVCache, config: TransferConfig, clock: Clock
+        self,
+        identity: Identity,
+        cache: KVCache,
+        config: TransferConfig,
+        clock: Clock,
+        *,
+        credentials: Credentials = Credentials(),
     ) -> None:
         self._identity = identity
         self._cache = cache
         self._config = config
         self._clock = clock
+        self._credentials = credentials
         self._links: dict[str, Link] = {}
         self._opening: dict[str, asyncio.Lock] = {}
         self._num_opening = 0
@@ -142,7 +150,7 @@ class LinkPool:
                     link.close()
 
     async def _open(self, reservation: RemoteReservation) -> Link:
-        peer = Peer(reservation.decode_address, self._clock)
+        peer = Peer(reservation.decode_address, self._clock, self._credentials)
         stream = peer.link()
         try:
             async with asyncio.timeout(self._config.connect_timeout_s):

@@ -17,6 +17,7 @@ from prefill_worker.config import PrefillWorkerConfig
 from prefill_worker.link_pool import Identity, LinkPool
 from prefill_worker.service import PrefillService
 from prefill_worker.worker import PrefillWorker
+from twophase.credentials import internal_access, internal_credentials
 from twophase.server import running_server
 from twophase.v1 import worker_pb2_grpc as pb_grpc
 
@@ -32,6 +33,7 @@ async def serve(
         ModelError, ConfigError: the worker cannot start.
         PeerLost: one of its ranks did not start, or was lost.
     """
+    internal_access(config.security).require_may_listen(config.listen, "listen")
     settings = EngineSettings.of(
         find_model(config.model), config.engine, config.pool, cores=config.cores, gpus=config.gpus
     )
@@ -56,6 +58,7 @@ async def _serve(
     stop: asyncio.Event,
     on_ready: Callable[[str], None],
 ) -> None:
+    access = internal_access(config.security)
     clock = MonotonicClock()
     info = WorkerInfo(
         name=config.name,
@@ -76,9 +79,15 @@ async def _serve(
         max_waiting=config.pool.max_waiting_requests,
     )
     identity = Identity(info.name, info.incarnation, info.layout)
-    async with LinkPool(identity, runner.cache, config.transfer, clock) as links:
+    async with LinkPool(
+        identity,
+        runner.cache,
+        config.transfer,
+        clock,
+        credentials=internal_credentials(config.security),
+    ) as links:
         service = PrefillService(info, worker, runner, links, device=device, clock=clock)
-        async with running_server(config.listen, stop_grace_s=STOP_GRACE_S) as server:
+        async with running_server(config.listen, access, stop_grace_s=STOP_GRACE_S) as server:
             pb_grpc.add_WorkerServicer_to_server(service, server.grpc)
             pb_grpc.add_PrefillWorkerServicer_to_server(service, server.grpc)
             service.address = await server.start()
@@ -86,5 +95,6 @@ async def _serve(
                 steps = tasks.create_task(service.run_device())
                 on_ready(service.address)
                 await stop.wait()
+                await service.drain(config.drain_s)
                 await server.stop()
                 steps.cancel()

@@ -12,6 +12,7 @@ from tests.unit.decode_worker.case import DEADLINE_S, Case
 from tests.unit.decode_worker.driver import LINK, World, assert_nothing_is_left, make_request
 
 
+@pytest.mark.case("B-001", "B-014")
 class TestHowAWriterIsFenced:
     """Blocks of a cancelled handoff come back by whatever proves that nobody writes any more."""
 
@@ -115,6 +116,7 @@ class TestHowAWriterIsFenced:
         assert_nothing_is_left(world)
 
 
+@pytest.mark.case("B-046")
 class TestAnIdUsedAgainWhileTheOldOneIsFenced:
     def test_gets_other_blocks_and_hears_nothing_of_the_old_life(self):
         # 1 the old life is cancelled, its writer has not answered

@@ -87,6 +87,7 @@ class LinkWorld(World):
         return task
 
 
+@pytest.mark.case("B-025", "B-027", "B-032")
 @pytest.mark.parametrize(
     ("change", "kind"),
     [
