@@ -15,6 +15,7 @@ from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationError, mo
 
 from core.errors import ConfigError
 from core.layout import Dtype
+from core.security import SecurityConfig
 
 MIB = 1 << 20
 
@@ -41,6 +42,13 @@ class OnFailure(StrEnum):
 
     RESUME = "resume"
     FAIL = "fail"
+
+
+class LocalPrefill(StrEnum):
+    """Whether a decode worker may read a prompt although a prefill worker could."""
+
+    AUTO = "auto"
+    NEVER = "never"
 
 
 class EngineConfig(_Section):
@@ -172,10 +180,15 @@ class RouterConfig(_Section):
     """host:port of workers that were started by hand."""
     max_active_requests: int = Field(default=1024, ge=1)
     """Requests between first and last message; more are refused with RESOURCE_EXHAUSTED."""
+    max_message: ByteSize | None = Field(default=None, ge=4096)
+    """Most bytes of one gRPC message; default: what a prompt of the checkpoint's context can need,
+    at least 4MiB and at most 64MiB."""
     default_deadline_s: Seconds = 600.0
     """For requests that come without a deadline; also the most that one may ask for."""
     worker_timeout_s: Seconds = 15.0
     """A worker that says nothing for this long is lost; a broken connection is noticed at once."""
+    wedged_after_s: Seconds = 60.0
+    """A worker that answers, but does no step for this long while work waits, is lost, too."""
     on_failure: OnFailure = OnFailure.RESUME
     """resume: a request that a worker failed goes on elsewhere, from its last token; without a
     prefill worker, decode workers read prompts. fail: it ends with the worker's error."""
@@ -183,8 +196,17 @@ class RouterConfig(_Section):
     """Of one request, the first included; with on_failure resume."""
     max_wait_s: Seconds = 5.0
     """Longest wait of a request for a decode worker while none is connected."""
+    max_queued_requests: int = Field(default=1024, ge=0)
+    """Requests that wait at the router because no worker has room for them; more are refused."""
+    max_queue_s: Seconds = 60.0
+    """Longest wait of a request for a worker with room."""
+    local_prefill: LocalPrefill = LocalPrefill.NEVER
+    """auto: a decode worker reads a short prompt itself where that is measured to be sooner; see
+    docs/placement.md. never: only where no prefill worker can."""
+    local_prefill_tokens: int = Field(default=256, ge=1)
+    """With local_prefill auto: most prompt tokens, less what is cached, to be read that way."""
     drain_s: Seconds = 30.0
-    """Longest wait for running requests when stopping."""
+    """Longest wait for running requests when the router, or a worker, is stopping."""
 
 
 class ClusterConfig(_Section):
@@ -200,6 +222,7 @@ class ClusterConfig(_Section):
     decode: DecodeConfig = DecodeConfig()
     transfer: TransferConfig = TransferConfig()
     router: RouterConfig = RouterConfig()
+    security: SecurityConfig = SecurityConfig()
 
     def engine_of(self, pool: PoolConfig) -> EngineConfig:
         """The engine's settings with what this pool has of its own."""
@@ -303,7 +326,8 @@ def _config_error(error: ValidationError) -> ConfigError:
         nearest = difflib.get_close_matches(str(first["loc"][-1]), known, n=1)
         return ConfigError(path, "is not a known key", nearest[0] if nearest else None)
     problem = first["msg"].removeprefix("Value error, ")
-    if first["type"] != "value_error":
+    # What stands in place of the name of a secret may be the secret itself.
+    if first["type"] != "value_error" and "security" not in first["loc"]:
         problem = f"{problem} (got {first['input']!r})"
     return ConfigError(path, problem)
 
@@ -315,6 +339,7 @@ def _known_keys(path: tuple[int | str, ...]) -> list[str]:
         "decode": DecodeConfig,
         "transfer": TransferConfig,
         "router": RouterConfig,
+        "security": SecurityConfig,
     }
     section = sections[str(path[0])] if path else ClusterConfig
     return list(section.model_fields)

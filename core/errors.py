@@ -4,10 +4,14 @@
 
     TwophaseError
     |-- InvalidRequest      the caller must change the request (field, value, limit)
+    |   `-- DuplicateRequest  a request of that id is running
+    |-- Unauthenticated     the caller showed no key or secret that is known
+    |-- PermissionDenied    the caller is known, and may not do this
     |-- Overloaded          a bound was reached; may be tried again after `retry_after_s`
     |-- DeadlineExceeded    the request's own deadline passed
     |-- Cancelled           the caller went away
     |-- PeerLost            a worker or a router died or fell silent
+    |   `-- PeerStopping    a worker stops in order, and hands over what it has
     |-- TransferFailed      a handoff did not arrive whole (reason: TransferFailure)
     |-- LayoutMismatch      two workers hold KV blocks of different shapes
     |-- ConfigError         the configuration cannot be used (path, problem, suggestion)
@@ -19,10 +23,19 @@ status codes and back.
 """
 
 from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from core.completion import Completion
 
 
 class TwophaseError(Exception):
-    """Root of the tree; `str(error)` is one line for people."""
+    """Root of the tree; `str(error)` is one line for people.
+
+    completion is what was known of the request that it ended; None if it ended none.
+    """
+
+    completion: "Completion | None" = None
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle by fields, whatever the constructor takes: errors cross process borders."""
@@ -45,6 +58,21 @@ class InvalidRequest(TwophaseError):
         self.field = field
         self.value = str(value)
         self.limit = limit
+
+
+class Unauthenticated(TwophaseError):
+    """The caller showed no key or secret, or one that is not known; never says which."""
+
+
+class PermissionDenied(TwophaseError):
+    """The caller is known, and may not do this."""
+
+
+class DuplicateRequest(InvalidRequest):
+    """The id belongs to a request that is running."""
+
+    def __init__(self, request_id: str) -> None:
+        super().__init__("request_id", request_id, "is in use")
 
 
 class Overloaded(TwophaseError):
@@ -70,6 +98,13 @@ class PeerLost(TwophaseError):
         super().__init__(f"{peer} was lost: {why}")
         self.peer = peer
         self.why = why
+
+
+class PeerStopping(PeerLost):
+    """The worker named `peer` stops in order: nothing failed, but others have to go on."""
+
+    def __init__(self, peer: str) -> None:
+        super().__init__(peer, "it is stopping")
 
 
 class TransferFailure(StrEnum):

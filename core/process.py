@@ -14,6 +14,7 @@ from core.errors import TwophaseError
 
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 EXIT_REFUSED = 2
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def start_logging(level: int = logging.INFO) -> None:
@@ -26,12 +27,15 @@ async def until_signal(serve: Callable[[asyncio.Event], Awaitable[None]]) -> Non
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
 
-    def on_signal(number: int) -> None:
+    def on_signal() -> None:
         stop.set()
-        loop.remove_signal_handler(number)
+        for number in STOP_SIGNALS:
+            loop.remove_signal_handler(number)
+            # The system's own answer, the end at once: Python's would wait for a running step.
+            signal.signal(number, signal.SIG_DFL)
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, on_signal, number)
+    for number in STOP_SIGNALS:
+        loop.add_signal_handler(number, on_signal)
     await serve(stop)
 
 

@@ -15,7 +15,7 @@ import sys
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from enum import Enum, StrEnum
+from enum import Enum, IntEnum, StrEnum
 from typing import NewType
 
 import xxhash
@@ -167,6 +167,27 @@ class OutputToken:
     logprobs: Logprobs | None = None
 
 
+class Priority(IntEnum):
+    """Who goes first among requests that wait at the router; the lowest number does."""
+
+    HIGH = 0
+    NORMAL = 1
+    LOW = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Sender:
+    """On whose behalf a request comes: only the router cares, workers are not told.
+
+    client is whom it shares fairly with others; requests of one session like the same workers.
+    Empty where nobody said.
+    """
+
+    client: str = ""
+    session: str = ""
+    priority: Priority = Priority.NORMAL
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """One validated generation: token ids in, an absolute deadline, how to sample.
@@ -181,6 +202,7 @@ class Request:
     sampling: SamplingParams
     deadline_s: float
     num_resumed_tokens: int = 0
+    sender: Sender = Sender()
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -14,7 +14,7 @@ class Phases:
     """Seconds of each phase of one request, and the whole.
 
     tokenize          prompt text to token ids
-    place             admission and the choice of workers
+    place             admission, the wait in line and the choice of workers
     recovery          attempts that a worker failed, until the last one was placed
     reserve           router asks decode for blocks, until decode grants them
     queue             waiting at the prefilling worker, also between two chunks

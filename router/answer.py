@@ -8,11 +8,19 @@ there; what waited in `_early` is computed again.
 Pure: facts and times in, what to deliver out.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from core.completion import Completion
 from core.errors import InvariantBroken, TwophaseError
-from core.request import FinishReason, OutputToken, Progress, Request, RequestState, Usage
+from core.request import (
+    FinishReason,
+    OutputToken,
+    Progress,
+    Request,
+    RequestState,
+    Usage,
+    WorkerName,
+)
 from core.timeline import Phases, PrefillReport, TransferReport
 from core.worker import (
     DecodeDone,
@@ -45,16 +53,16 @@ class Answer:
 
     def __init__(self, request: Request, received_s: float, tokenize_s: float) -> None:
         self.log: list[int] = []
+        self.request = request
+        self.placement: Placement | None = None
+        self.num_attempts = 0
         self._undelivered: list[OutputToken] = []
-        self._request = request
         self._progress = Progress()
         self._early: dict[int, OutputToken] = {}
-        self._num_attempts = 0
         self._is_stopped = False
         self._num_resumed_tokens = 0
         self._is_prefill_lost = False
         self._finish_reason: FinishReason | None = None
-        self._placement: Placement | None = None
         self._reservation: RemoteReservation | None = None
         self._prefill: PrefillReport | None = None
         self._transfer: TransferReport | None = None
@@ -76,7 +84,7 @@ class Answer:
 
     @property
     def _is_moved(self) -> bool:
-        return self._placement is not None and self._placement.prefill is not None
+        return self.placement is not None and self.placement.prefill is not None
 
     @property
     def is_complete(self) -> bool:
@@ -99,17 +107,17 @@ class Answer:
 
     def attempt(self, placement: Placement, now_s: float) -> Request:
         """Workers were chosen; the request that they are to serve."""
-        if self._num_attempts == 0:
+        if self.num_attempts == 0:
             self._progress.move(RequestState.ADMITTED)
             self._first_placed_s = now_s
         self._progress.move(RequestState.RESERVING)
-        self._num_attempts += 1
+        self.num_attempts += 1
         self._num_resumed_tokens = len(self.log)
         self._early.clear()
-        self._placement, self._placed_s = placement, now_s
+        self.placement, self._placed_s = placement, now_s
         self._reservation = self._prefill = self._transfer = self._done = None
         self._is_prefill_lost = False
-        return self._request.resumed(self.log, self._num_attempts)
+        return self.request.resumed(self.log, self.num_attempts)
 
     def take(self, event: Event, arrived_s: float) -> Failure | None:
         """Note what a worker said; returns why this attempt is over, None if it is not."""
@@ -170,19 +178,52 @@ class Answer:
     def completion(self, now_s: float, failures: tuple[str, ...] = ()) -> Completion:
         """The closing record; `failures` are those of earlier attempts."""
         self._progress.move(RequestState.FINISHED)
-        placement, finish_reason = self._placement, self._finish_reason
-        if placement is None or finish_reason is None or self._prefill is None:
-            raise InvariantBroken(f"request {self._request.request_id} ended incomplete")
+        if self.placement is None or self._finish_reason is None or self._prefill is None:
+            raise InvariantBroken(f"request {self.request.request_id} ended incomplete")
+        return self._record(self._finish_reason, self._prefill, now_s, failures)
+
+    def known(self, now_s: float) -> Completion:
+        """The record of a request that fails now: what was delivered, phases as far as told."""
+        if self.num_attempts == 0:
+            self._first_placed_s = self._placed_s = now_s
+        prefill = self._prefill or PrefillReport(0.0, 0.0, 0, 0)
+        record = self._record(FinishReason.ERROR, prefill, now_s, ())
+        ttft_s = 0.0 if self._first_delivered_s is None else record.phases.time_to_first_token_s
+        return replace(
+            record,
+            usage=replace(record.usage, num_output_tokens=len(self.log) - len(self._undelivered)),
+            phases=replace(
+                record.phases,
+                time_to_first_token_s=ttft_s,
+                delivery_s=max(record.phases.delivery_s, 0.0),
+            ),
+        )
+
+    @property
+    def workers(self) -> tuple[WorkerName, WorkerName]:
+        """Who reads the prompt and who decodes; empty names before they were chosen."""
+        if self.placement is None:
+            return WorkerName(""), WorkerName("")
+        return self.placement.prefill or self.placement.decode, self.placement.decode
+
+    def _record(
+        self,
+        finish_reason: FinishReason,
+        prefill: PrefillReport,
+        now_s: float,
+        failures: tuple[str, ...],
+    ) -> Completion:
+        prefill_worker, decode_worker = self.workers
         return Completion(
-            request_id=self._request.request_id,
+            request_id=self.request.request_id,
             finish_reason=finish_reason,
-            usage=self._usage(self._prefill),
-            phases=self._phases(self._prefill, now_s),
+            usage=self._usage(prefill),
+            phases=self._phases(prefill, now_s),
             transfer=self._transfer,
-            prefill_worker=placement.prefill or placement.decode,
-            decode_worker=placement.decode,
-            placement=placement.why,
-            seed=self._request.sampling.seed,
+            prefill_worker=prefill_worker,
+            decode_worker=decode_worker,
+            placement=self.placement.why if self.placement is not None else "",
+            seed=self.request.sampling.seed,
             failures=failures,
         )
 
@@ -192,13 +233,13 @@ class Answer:
             token = self._early.pop(len(self.log))
             self.log.append(token.token_id)
             self._undelivered.append(token)
-            self._finish_reason = self._request.finish_reason(token.token_id, len(self.log))
+            self._finish_reason = self.request.finish_reason(token.token_id, len(self.log))
         self._token_arrived_s = arrived_s
         if index == 0:
             self._first_arrived_s = arrived_s
 
     def _usage(self, prefill: PrefillReport) -> Usage:
-        num_prompt_tokens = self._request.num_prompt_tokens
+        num_prompt_tokens = self.request.num_prompt_tokens
         cached = transferred = local = 0
         if not self._is_moved:
             cached = min(prefill.num_cached_tokens, num_prompt_tokens)

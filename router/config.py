@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from core.config import ClusterConfig, Mode, RouterConfig
+from core.config import ClusterConfig, LocalPrefill, Mode, RouterConfig
 from core.security import SecurityConfig
-from router.dispatch import DispatchPolicy
+from router.policy import DispatchPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,15 @@ class FrontDoorConfig:
             on_failure=self.router.on_failure,
             max_attempts=self.router.max_attempts,
             max_wait_s=self.router.max_wait_s,
+            max_queued_requests=self.router.max_queued_requests,
+            max_queue_s=self.router.max_queue_s,
+            max_local_tokens=self._max_local_tokens,
         )
+
+    @property
+    def _max_local_tokens(self) -> int:
+        is_allowed = self.router.local_prefill is LocalPrefill.AUTO
+        return self.router.local_prefill_tokens if is_allowed else 0
 
     @property
     def listen(self) -> str:

@@ -1,11 +1,11 @@
 """The life of a request, in one function.
 
-`Dispatcher.run` places a request, has decode reserve blocks, has prefill compute and ship the KV
-cache, and hands each token to `deliver` exactly once and in order, until the answer is complete.
-When a worker fails the request, `recovery` says whether another attempt is made; it goes on from
-the last emitted token. Whatever happens, leaving an attempt gives back what it held: the decode
-worker is told to cancel (harmless after the end), the prefill call is cancelled, the mailbox is
-gone.
+`Dispatcher.run` waits for workers (`placing`), has decode reserve blocks, has prefill compute and
+ship the KV cache, and hands each token to `deliver` exactly once and in order, until the answer is
+complete. When a worker fails the request, `recovery` says whether another attempt is made; it goes
+on from the last emitted token. Whatever happens, leaving an attempt gives back what it held: the
+decode worker is told to cancel (harmless after the end), the prefill call is cancelled, the mailbox
+is gone.
 
 Runs in the router's event loop. Knows token ids, no text; knows workers, no sockets.
 """
@@ -14,33 +14,24 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass
 
 from core.clock import Clock
 from core.completion import Completion
-from core.config import Mode, OnFailure
+from core.config import OnFailure
 from core.errors import DeadlineExceeded, PeerLost, TransferFailed, TwophaseError
 from core.request import OutputToken, Request
 from core.worker import RemoteReservation, Reserve, Reserved
 from router.answer import Answer, PrefillFailed
-from router.fleet import Fleet
-from router.member import Mailbox
-from router.placement import Placement, place
+from router.members.fleet import Fleet
+from router.members.member import Mailbox
+from router.placement import Placement
+from router.placing.knowledge import Lease
+from router.placing.line import Placing
+from router.policy import DispatchPolicy
 from router.recovery import Failure, Recovery
 from router.totals import KvCounters
 
 Deliver = Callable[[list[OutputToken]], Awaitable[int | None]]
-
-
-@dataclass(frozen=True, slots=True)
-class DispatchPolicy:
-    """How requests are placed, and what is tried when a worker fails one; see RouterConfig."""
-
-    mode: Mode
-    may_convert_dtype: bool = False
-    on_failure: OnFailure = OnFailure.RESUME
-    max_attempts: int = 4
-    max_wait_s: float = 5.0
 
 
 class Dispatcher:
@@ -53,24 +44,33 @@ class Dispatcher:
         self._policy = policy
         self._counters = counters
         self._clock = clock
+        self._placing = Placing(fleet, policy, clock)
         self._prefills = asyncio.TaskGroup()
         self._num_prefill_calls = 0
-        self._is_falling_back = False
+        self._watch: asyncio.Task[None] | None = None
         self._log = logging.getLogger("twophase.router")
 
     async def __aenter__(self) -> "Dispatcher":
         """The dispatcher, with nothing to do."""
         await self._prefills.__aenter__()
+        self._watch = self._prefills.create_task(self._placing.watch())
         return self
 
     async def __aexit__(self, *exc: object) -> None:
         """Wait for prefill calls that are being cancelled."""
+        assert self._watch is not None
+        self._watch.cancel()
         await self._prefills.__aexit__(None, None, None)
 
     @property
     def num_prefill_calls(self) -> int:
         """Calls to prefill workers that have not ended."""
         return self._num_prefill_calls
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait here for workers with room."""
+        return self._placing.num_waiting
 
     async def run(
         self,
@@ -80,6 +80,7 @@ class Dispatcher:
         tokenize_s: float,
         deliver: Deliver,
         placement: Placement | None = None,
+        on_answer: Callable[[Answer], None] = lambda answer: None,
     ) -> Completion:
         """Serve `request`; returns how it ended.
 
@@ -91,32 +92,33 @@ class Dispatcher:
                 handed to the transport. A number means that the answer ends here, with so many
                 of them; None that it goes on.
             placement: where to serve it, in one attempt (a probe); None leaves both to the policy.
+            on_answer: is given the answer, which tells at any time how far it is.
 
         Raises:
             PeerLost: there is no worker, or the last one that was tried died.
             DeadlineExceeded, Overloaded, TransferFailed, InvalidRequest: as their names say.
         """
         answer = Answer(request, received_s, tokenize_s)
+        on_answer(answer)
         on_failure = self._policy.on_failure if placement is None else OnFailure.FAIL
         recovery = Recovery(on_failure, self._policy.max_attempts)
         try:
             async with asyncio.timeout(request.deadline_s - self._clock.now_s()):
                 while not answer.is_complete:
-                    pair = placement or await self._place(recovery)
-                    failure = await self._attempt(answer, deliver, pair)
-                    if failure is not None:
-                        self._fleet.blame(pair, failure)
-                        self._note(request, failure, is_probe=placement is not None)
-                        recovery.failed(failure, pair)
+                    async with self._placing.placed(answer, recovery, placement) as lease:
+                        failure = await self._attempt(answer, deliver, lease)
+                        if failure is not None:
+                            self._fleet.blame(lease.placement, failure)
+                            self._note(request, failure, is_probe=placement is not None)
+                            recovery.failed(failure, lease.placement)
         except TimeoutError as error:
             detail = f"request {request.request_id} was not done within its deadline"
             raise DeadlineExceeded(detail) from error
         return answer.completion(self._clock.now_s(), tuple(recovery.failures))
 
-    async def _attempt(
-        self, answer: Answer, deliver: Deliver, placement: Placement
-    ) -> Failure | None:
+    async def _attempt(self, answer: Answer, deliver: Deliver, lease: Lease) -> Failure | None:
         """Serve what is missing of `answer` on these workers; None when it is complete."""
+        placement = lease.placement
         request = answer.attempt(placement, self._clock.now_s())
         try:
             decode = self._fleet.decode(placement.decode)
@@ -130,6 +132,7 @@ class Dispatcher:
                 while not answer.is_complete:
                     for event, arrived_s in await mailbox.get():
                         failure = answer.take(event, arrived_s)
+                        self._placing.knowledge.hear(lease, event, arrived_s)
                         if failure is not None:
                             break
                         if isinstance(event, Reserved):
@@ -145,32 +148,6 @@ class Dispatcher:
                         return failure
         return None
 
-    async def _place(self, recovery: Recovery) -> Placement:
-        """Workers for the next attempt; waits a while for a decode worker when there is none."""
-        until_s = self._clock.now_s() + self._policy.max_wait_s
-        while True:
-            changed = self._fleet.changed
-            placement = place(
-                self._policy.mode,
-                recovery.prefill(self._fleet.prefill_loads()),
-                recovery.decode(self._fleet.decode_loads()),
-                may_convert_dtype=self._policy.may_convert_dtype,
-                may_recompute=recovery.may_recompute,
-            )
-            if isinstance(placement, Placement):
-                self._note_fallback(is_on=placement.prefill is None)
-                return placement
-            if self._fleet.decode_loads() and recovery.last_error is not None:
-                raise recovery.last_error  # all that are there were tried
-            lost = PeerLost("cluster", placement.why)
-            if self._fleet.decode_loads() or not recovery.may_recompute:
-                raise lost
-            try:
-                async with asyncio.timeout(until_s - self._clock.now_s()):
-                    await changed.wait()
-            except TimeoutError:
-                raise lost from recovery.last_error
-
     def _note(self, request: Request, failure: Failure, *, is_probe: bool) -> None:
         """Count a failed handoff, and have the next probe tell whether any can succeed."""
         if is_probe:
@@ -179,13 +156,6 @@ class Dispatcher:
         if isinstance(failure.error, TransferFailed):
             self._counters.handoff_failed()
             self._fleet.announce()
-
-    def _note_fallback(self, *, is_on: bool) -> None:
-        """Say once when decode workers begin to read prompts, and once when they need not."""
-        if self._policy.mode is not Mode.DISAGGREGATED or is_on == self._is_falling_back:
-            return
-        self._is_falling_back = is_on
-        self._log.warning("decode workers %s", "read prompts" if is_on else "read no prompts now")
 
     @asynccontextmanager
     async def _prefilling(

@@ -14,20 +14,22 @@ Runs in the router's event loop.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from core.clock import Clock
 from core.completion import Chunk, Completion
+from core.config import Mode
 from core.errors import PeerLost, TwophaseError
-from core.request import OutputToken, Request, RequestId
+from core.request import OutputToken, Request, RequestId, Sender
 from core.sampling import Sampling
 from core.worker import Role
 from router.admission import Admission
-from router.answer_text import AnswerText
 from router.config import FrontDoorConfig
 from router.constraint import check_constraint
 from router.dispatch import Dispatcher
-from router.fleet import Fleet
+from router.keys import caller
+from router.members.fleet import Fleet
+from router.placement import max_tokens_of
 from router.readiness import Readiness
 from router.request import (
     Defaults,
@@ -38,8 +40,13 @@ from router.request import (
     stop_strings_of,
     token_ids_of,
 )
-from router.tokenizer import Tokenizer
+from router.running import RunningRequest, RunningRequests
+from router.text.answer_text import AnswerText
+from router.text.tokenizer import Tokenizer
 from router.totals import KvCounters
+
+# Characters of a client or session that are looked at.
+MAX_NAME = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +56,7 @@ class FrontDoor:
     admission: Admission
     readiness: Readiness
     counters: KvCounters
+    running: RunningRequests
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +64,7 @@ class Incoming:
     """A request as it came, unpacked and not yet checked.
 
     received_s is the router's clock; time_limit_s counts from there, None takes the router's
-    default. model is empty for the one that is served.
+    default. model is empty for the one that is served. sender is what the request says itself.
     """
 
     request_id: RequestId
@@ -66,6 +74,7 @@ class Incoming:
     received_s: float
     time_limit_s: float | None = None
     defaults: Defaults = Defaults()
+    sender: Sender = Sender()
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +105,7 @@ class Generation:
         self._dispatcher = dispatcher
         self._tokenizer = tokenizer
         self._admission, self._counters = door.admission, door.counters
+        self._running = door.running
         self._config = config
         self._clock = clock
         self._log = logging.getLogger("twophase.router")
@@ -109,14 +119,17 @@ class Generation:
                 transport.
 
         Raises:
-            InvalidRequest, Overloaded, DeadlineExceeded, PeerLost, TransferFailed: as their
-                names say; logged here.
+            InvalidRequest, Overloaded, DeadlineExceeded, Cancelled, PeerLost, TransferFailed: as
+                their names say, with what was known of the answer; logged here.
         """
         try:
-            with self._admission.admitted(incoming.request_id):
+            with (
+                self._running.entered(incoming.request_id, incoming.received_s) as running,
+                self._admission.admitted(incoming.request_id),
+            ):
                 request = await self._checked(incoming)
                 stops = stop_strings_of(incoming.asked)
-                completion = await self._answer(request, stops, incoming.received_s, deliver)
+                completion = await self._answer(request, stops, running, deliver)
         except TwophaseError as error:
             self._log.info("request %s: %s", incoming.request_id, error)
             raise
@@ -129,18 +142,21 @@ class Generation:
         return self._tokenizer.bytes_of(token_id)
 
     def limits(self) -> Limits:
-        """What the connected workers can serve: the smallest limit of any that may be chosen.
+        """What the connected workers can serve: the largest of each pool count.
 
         Raises:
             PeerLost: no decode worker is connected.
         """
-        if not self._fleet.members(Role.DECODE):
+        decode = [member.info for member in self._fleet.members(Role.DECODE)]
+        if not decode:
             raise PeerLost("cluster", "no decode worker is connected")
-        members = self._fleet.members(Role.DECODE) + self._fleet.members(Role.PREFILL)
+        prefill = [member.info for member in self._fleet.members(Role.PREFILL)]
+        is_split = self._config.mode is Mode.DISAGGREGATED
         return Limits(
             model=self._config.model,
-            vocab_size=min(member.info.vocab_size for member in members),
-            max_context_tokens=min(member.info.max_context_tokens for member in members),
+            vocab_size=min(info.vocab_size for info in decode + prefill),
+            max_context_tokens=max(map(max_tokens_of, decode)),
+            max_prompt_tokens=max(map(max_tokens_of, prefill), default=None) if is_split else None,
         )
 
     async def _checked(self, incoming: Incoming) -> Request:
@@ -159,10 +175,16 @@ class Generation:
         )
         most_s = self._config.router.default_deadline_s
         limit_s = most_s if incoming.time_limit_s is None else min(incoming.time_limit_s, most_s)
-        return Request(incoming.request_id, token_ids, sampling, incoming.received_s + limit_s)
+        return Request(
+            incoming.request_id,
+            token_ids,
+            sampling,
+            incoming.received_s + limit_s,
+            sender=_sender(incoming.sender),
+        )
 
     async def _answer(
-        self, request: Request, stops: tuple[str, ...], received_s: float, deliver: Deliver
+        self, request: Request, stops: tuple[str, ...], running: RunningRequest, deliver: Deliver
     ) -> Completion:
         text = AnswerText(self._tokenizer, stops, min_tokens=request.sampling.min_tokens)
 
@@ -179,9 +201,10 @@ class Generation:
 
         completion = await self._dispatcher.run(
             request,
-            received_s=received_s,
-            tokenize_s=self._clock.now_s() - received_s,
+            received_s=running.received_s,
+            tokenize_s=self._clock.now_s() - running.received_s,
             deliver=deliver_tokens,
+            on_answer=running.answers.append,
         )
         await deliver(Delivery(request, (Chunk(text.finish(), (), completion),)))
         return completion
@@ -200,3 +223,9 @@ class Generation:
             completion.prefill_worker,
             completion.decode_worker,
         )
+
+
+def _sender(said: Sender) -> Sender:
+    """Whom a request is for; a key, where one was asked for, counts more than what it says."""
+    client = caller.get() or said.client
+    return replace(said, client=client[:MAX_NAME], session=said.session[:MAX_NAME])

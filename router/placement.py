@@ -1,49 +1,169 @@
 """Which workers serve a request, and why, in words.
 
-Pure: facts about the workers in, a decision out. Least loaded first: the prefill worker with the
-fewest prompt tokens outstanding, the decode worker with the fewest sequences, names break ties.
-A prefill worker is paired only with decode workers whose KV blocks its own can become. Where no
-prefill worker can serve, a decode worker reads the prompt itself if the caller may recompute.
+Pure: facts about the workers in, a decision out.
+
+- A worker that cannot hold the request, or has no room for it now, is left out; so is a prefill
+  worker whose KV blocks cannot become those of a decode worker.
+- Decode: of the workers that are almost as empty as the emptiest, the one that has most of the
+  prompt cached, else the one that served the session, else the emptiest. So a popular prefix draws
+  requests to its worker without piling them up there (the bounded imbalance of SGLang's
+  cache-aware router; balancing against load as in Preble, 2024).
+- Prefill: the least predicted wait, which is the prompt tokens before and of this request, less
+  those that the worker has cached, by its measured rate.
+- The decode worker reads the prompt itself where no prefill worker can and the caller may
+  recompute, or, if the rules allow it, where that is measured to be sooner.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 
 from core.config import Mode
 from core.layout import KVLayout
 from core.request import WorkerName
+from core.worker import WorkerInfo
+
+# Requests of one decode slot: one decodes while the prompt of another is read and moved.
+REQUESTS_PER_SLOT = 2
+# A prefill worker with so many prompts to read, and so much to do, takes no more: those that wait
+# at the router can still be put in another order, and hold no blocks at decode.
+ENOUGH_PROMPTS = 8
+ENOUGH_BACKLOG_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillLoad:
-    """A prefill worker that can be used, and what this router has given it."""
+    """A prefill worker that can be used, what it has to do, and what it knows of this prompt.
+
+    max_num_tokens is the longest prompt that it can hold. num_prompts and their num_prompt_tokens
+    are still to be read, less what is cached; tokens_per_s is None until it was measured.
+    """
 
     name: WorkerName
     incarnation: str
     layout: KVLayout
     num_prompt_tokens: int
+    max_num_tokens: int
+    num_cache_blocks: int
+    num_prompts: int = 0
+    num_cached_tokens: int = 0
+    tokens_per_s: float | None = None
+
+    @classmethod
+    def of(cls, info: WorkerInfo, num_prompt_tokens: int) -> "PrefillLoad":
+        """Of a worker that has so many prompt tokens to read."""
+        most, layout = max_tokens_of(info), info.layout
+        return cls(info.name, info.incarnation, layout, num_prompt_tokens, most, info.num_blocks)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another prompt would be read soon."""
+        if self.tokens_per_s is None or self.num_prompts < ENOUGH_PROMPTS:
+            return True
+        return self.num_prompt_tokens / self.tokens_per_s <= ENOUGH_BACKLOG_S
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeLoad:
-    """A decode worker that can be used, and what this router has given it."""
+    """A decode worker that can be used, what it has to do, and what it knows of this prompt.
+
+    max_num_tokens is the longest prompt and answer that it can hold, num_kv_tokens what sequences
+    may need of all its blocks. num_prompt_tokens are those that it reads itself.
+    """
 
     name: WorkerName
     incarnation: str
     layout: KVLayout
     num_sequences: int
     max_num_sequences: int
+    max_num_tokens: int
+    num_cache_blocks: int
+    num_kv_tokens: int = 0
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    tokens_per_s: float | None = None
+    is_of_session: bool = False
+
+    @classmethod
+    def of(cls, info: WorkerInfo, num_sequences: int) -> "DecodeLoad":
+        """Of a worker that has so many sequences."""
+        return cls(
+            info.name,
+            info.incarnation,
+            info.layout,
+            num_sequences,
+            info.max_num_sequences,
+            max_tokens_of(info),
+            info.num_blocks,
+        )
+
+    @property
+    def num_cache_tokens(self) -> int:
+        """Tokens of all its blocks."""
+        return self.num_cache_blocks * self.layout.block_size
+
+    def has_room(self, need: "Need") -> bool:
+        """Whether a slot and blocks will be free by the time that the prompt is read."""
+        if self.num_sequences == 0:
+            return True
+        num_tokens = self.num_kv_tokens + need.num_tokens - self.num_cached_tokens
+        is_slot_near = self.num_sequences < REQUESTS_PER_SLOT * self.max_num_sequences
+        return is_slot_near and num_tokens <= self.num_cache_tokens
+
+    @property
+    def near(self) -> int:
+        """How many more sequences than the emptiest worker still are a like load."""
+        return max(1, self.max_num_sequences // 8)
+
+
+def max_tokens_of(info: WorkerInfo) -> int:
+    """The longest sequence that a worker can hold."""
+    return min(info.max_context_tokens, info.num_blocks * info.layout.block_size)
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What one request needs: its prompt, and prompt and answer at their longest."""
+
+    num_prompt_tokens: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What may be done.
+
+    may_recompute: a decode worker may read the prompt where no prefill worker can.
+    max_local_tokens: uncached prompt tokens that it may read because that is sooner; 0 is never.
+    """
+
+    mode: Mode
+    may_convert_dtype: bool = False
+    may_recompute: bool = False
+    max_local_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a request is served; prefill None means that the decode worker reads the prompt."""
+    """Where a request is served; prefill None means that the decode worker reads the prompt.
+
+    is_fallback: it does so because no prefill worker can.
+    """
 
     prefill: WorkerName | None
     decode: WorkerName
     why: str
     prefill_incarnation: str = ""
     decode_incarnation: str = ""
+    is_fallback: bool = False
+
+
+class Reason(Enum):
+    """What would have to change."""
+
+    NOBODY = "no worker can be used"
+    TOO_LARGE = "no worker can hold the request"
+    FULL = "every worker has enough to do"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,57 +171,179 @@ class Rejected:
     """No worker can serve a request now."""
 
     why: str
+    reason: Reason = Reason.NOBODY
 
 
 def place(
-    mode: Mode,
+    rules: Rules,
+    need: Need,
     prefill: Sequence[PrefillLoad],
     decode: Sequence[DecodeLoad],
     *,
-    may_convert_dtype: bool = False,
-    may_recompute: bool = False,
+    exposed_transfer_s: float | None = None,
 ) -> Placement | Rejected:
-    """The least loaded workers of each phase that fit together."""
+    """The workers of each phase that fit together and serve the request soonest.
+
+    exposed_transfer_s is what a handoff adds after the prompt is read, None until it was measured.
+    """
     if not decode:
         return Rejected("no decode worker can be used")
-    if mode is not Mode.DISAGGREGATED:
-        return _at_decode(decode, f"mode {mode} reads prompts there")
+    able = [d for d in decode if need.num_tokens <= d.max_num_tokens]
+    if not able:
+        most = max(d.max_num_tokens for d in decode)
+        why = f"{need.num_tokens} tokens, and the largest decode worker holds {most}"
+        return Rejected(why, Reason.TOO_LARGE)
+    if rules.mode is not Mode.DISAGGREGATED:
+        return _at_decode(need, able, f"mode {rules.mode} reads prompts there")
+    readers = [p for p in prefill if need.num_prompt_tokens <= p.max_num_tokens]
+    if not readers:
+        rejected = _no_reader(need, prefill)
+        if rules.may_recompute:
+            why = f"{rejected.why}, so it reads the prompt"
+            return _at_decode(need, able, why, is_fallback=True)
+        return rejected
+    return _in_two_pools(rules, need, readers, able, exposed_transfer_s)
+
+
+def _no_reader(need: Need, prefill: Sequence[PrefillLoad]) -> Rejected:
     if not prefill:
-        why = "no prefill worker can be used"
-        return (
-            _at_decode(decode, f"{why}, so it reads the prompt") if may_recompute else Rejected(why)
-        )
-
-    def obstacles(reader: PrefillLoad, worker: DecodeLoad) -> str:
-        return reader.layout.obstacles(worker.layout, may_convert_dtype=may_convert_dtype)
-
-    fitting = [d for d in decode if any(not obstacles(p, d) for p in prefill)]
-    if not fitting:
-        problem = obstacles(prefill[0], decode[0])
-        return Rejected(f"no prefill worker fits {decode[0].name}: {problem}")
-    chosen = _least_loaded(fitting)
-    first = min(
-        (worker for worker in prefill if not obstacles(worker, chosen)),
-        key=lambda worker: (worker.num_prompt_tokens, worker.name),
+        return Rejected("no prefill worker can be used")
+    most = max(p.max_num_tokens for p in prefill)
+    why = (
+        f"a prompt of {need.num_prompt_tokens} tokens, and the largest prefill worker holds {most}"
     )
+    return Rejected(why, Reason.TOO_LARGE)
+
+
+def _in_two_pools(
+    rules: Rules,
+    need: Need,
+    prefill: Sequence[PrefillLoad],
+    decode: Sequence[DecodeLoad],
+    exposed_transfer_s: float | None,
+) -> Placement | Rejected:
+    def readers_of(worker: DecodeLoad) -> list[PrefillLoad]:
+        return [
+            p
+            for p in prefill
+            if not p.layout.obstacles(worker.layout, may_convert_dtype=rules.may_convert_dtype)
+        ]
+
+    readers = {d.incarnation: readers_of(d) for d in decode}
+    fitting = [d for d in decode if readers[d.incarnation]]
+    if not fitting:
+        layout, other = prefill[0].layout, decode[0].layout
+        problem = layout.obstacles(other, may_convert_dtype=rules.may_convert_dtype)
+        return Rejected(f"no prefill worker fits {decode[0].name}: {problem}")
+    free = [
+        d for d in fitting if d.has_room(need) and any(p.has_room for p in readers[d.incarnation])
+    ]
+    if not free:
+        return _full(need, fitting)
+    chosen = _emptiest(need, free)
+    first = min(
+        (p for p in readers[chosen.incarnation] if p.has_room),
+        key=lambda p: (_wait(p, need), -p.num_cached_tokens, p.name),
+    )
+    sooner = _sooner_at_decode(rules, need, first, chosen, exposed_transfer_s)
+    if sooner:
+        return _local(chosen, sooner)
     return Placement(
         first.name,
         chosen.name,
-        f"{first.name} has {first.num_prompt_tokens} prompt tokens to read; {_load(chosen)}",
+        f"{_reading(first)}; {_load(chosen)}",
         first.incarnation,
         chosen.incarnation,
     )
 
 
-def _at_decode(decode: Sequence[DecodeLoad], why: str) -> Placement:
-    chosen = _least_loaded(decode)
+def _at_decode(
+    need: Need, decode: Sequence[DecodeLoad], why: str, *, is_fallback: bool = False
+) -> Placement | Rejected:
+    free = [d for d in decode if d.has_room(need)]
+    if not free:
+        return _full(need, decode)
+    return _local(_emptiest(need, free), why, is_fallback=is_fallback)
+
+
+def _local(chosen: DecodeLoad, why: str, *, is_fallback: bool = False) -> Placement:
     why = f"{_load(chosen)}; {why}"
-    return Placement(None, chosen.name, why, decode_incarnation=chosen.incarnation)
+    incarnation = chosen.incarnation
+    return Placement(
+        None, chosen.name, why, decode_incarnation=incarnation, is_fallback=is_fallback
+    )
 
 
-def _least_loaded(workers: Sequence[DecodeLoad]) -> DecodeLoad:
-    return min(workers, key=lambda worker: (worker.num_sequences, worker.name))
+def _full(need: Need, decode: Sequence[DecodeLoad]) -> Rejected:
+    if any(d.has_room(need) for d in decode):
+        return Rejected("every prefill worker has enough prompts to read", Reason.FULL)
+    return Rejected(f"no decode slot or no {need.num_tokens} tokens of KV are free", Reason.FULL)
+
+
+def _emptiest(need: Need, workers: Sequence[DecodeLoad]) -> DecodeLoad:
+    """The one with most of the prompt cached among those that are almost as empty as any.
+
+    Less than half of a prompt, say a system prompt's head that all share, draws nobody anywhere.
+    """
+    fewest = min(worker.num_sequences for worker in workers)
+    near = [worker for worker in workers if worker.num_sequences - fewest <= worker.near]
+
+    def worth(worker: DecodeLoad) -> int:
+        is_most = 2 * worker.num_cached_tokens >= need.num_prompt_tokens
+        return worker.num_cached_tokens if is_most else 0
+
+    return min(
+        near,
+        key=lambda w: (
+            -worth(w),
+            not w.is_of_session,
+            w.num_sequences,
+            w.num_prompt_tokens,
+            w.name,
+        ),
+    )
+
+
+def _wait(worker: PrefillLoad, need: Need) -> float:
+    """Seconds until the prompt is read; tokens where no rate is known, which then none has."""
+    num_tokens = worker.num_prompt_tokens + need.num_prompt_tokens - worker.num_cached_tokens
+    return num_tokens / (worker.tokens_per_s or 1.0)
+
+
+def _sooner_at_decode(
+    rules: Rules,
+    need: Need,
+    reader: PrefillLoad,
+    worker: DecodeLoad,
+    exposed_transfer_s: float | None,
+) -> str:
+    """Why the decode worker should read a short prompt itself; empty when it should not.
+
+    Its running sequences all wait while it reads, so each of them counts that time once more.
+    """
+    num_tokens = need.num_prompt_tokens - worker.num_cached_tokens
+    if num_tokens > rules.max_local_tokens or exposed_transfer_s is None:
+        return ""
+    if worker.tokens_per_s is None or reader.tokens_per_s is None:
+        return ""
+    own_s = num_tokens / worker.tokens_per_s
+    local_s = worker.num_prompt_tokens / worker.tokens_per_s + own_s * (1 + worker.num_sequences)
+    remote_s = _wait(reader, need) + exposed_transfer_s
+    if local_s >= remote_s:
+        return ""
+    return (
+        f"reading {num_tokens} tokens there costs {local_s:.3f} s, streams that wait included, "
+        f"against {remote_s:.3f} s by way of {reader.name}"
+    )
+
+
+def _reading(worker: PrefillLoad) -> str:
+    cached = f", {worker.num_cached_tokens} of this prompt cached" * (worker.num_cached_tokens > 0)
+    return f"{worker.name} has {worker.num_prompt_tokens} prompt tokens to read{cached}"
 
 
 def _load(worker: DecodeLoad) -> str:
-    return f"{worker.name} has {worker.num_sequences} of {worker.max_num_sequences} sequences"
+    cached = f", {worker.num_cached_tokens} tokens cached" * (worker.num_cached_tokens > 0)
+    session = ", served this session" * worker.is_of_session
+    sequences = f"{worker.num_sequences} of {worker.max_num_sequences} sequences"
+    return f"{worker.name} has {sequences}{cached}{session}"

@@ -15,7 +15,7 @@ from core.errors import TwophaseError
 from core.request import PROBE_ID, OutputToken, Request, RequestId, SamplingParams, WorkerName
 from core.worker import Role
 from router.dispatch import Dispatcher
-from router.fleet import Fleet
+from router.members.fleet import Fleet
 from router.placement import Placement
 
 PROBE_TIMEOUT_S = 30.0

@@ -22,7 +22,7 @@ from core.request import (
     SamplingParams,
 )
 from core.sampling import Sampling
-from router.tokenizer import Tokenizer
+from router.text.tokenizer import Tokenizer
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 256
@@ -44,11 +44,21 @@ class Defaults:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the cluster can serve."""
+    """What the cluster can serve: the longest prompt, and the longest prompt and answer.
+
+    max_prompt_tokens None: whatever leaves room for one token of answer.
+    """
 
     model: str
     vocab_size: int
     max_context_tokens: int
+    max_prompt_tokens: int | None = None
+
+    @property
+    def most_prompt_tokens(self) -> int:
+        """The longest prompt that leaves room for one token of answer."""
+        room = self.max_context_tokens - 1
+        return room if self.max_prompt_tokens is None else min(self.max_prompt_tokens, room)
 
 
 def request_id_of(text: str) -> RequestId:
@@ -77,7 +87,7 @@ def token_ids_of(prompt: Prompt, tokenizer: Tokenizer, limits: Limits) -> tuple[
 
     Contract: may take half a second per megabyte of text; thread-safe.
     """
-    most = limits.max_context_tokens - 1
+    most = limits.most_prompt_tokens
     if isinstance(prompt, str):
         _require_fits(tokenizer.fewest_tokens(prompt), most)
         token_ids = tokenizer.encode(prompt)
@@ -160,6 +170,14 @@ def stop_strings_of(asked: Sampling) -> tuple[str, ...]:
     return tuple(dict.fromkeys(asked.stop))
 
 
+def check_output_ids(token_ids: Sequence[int], limits: Limits) -> None:
+    """Refuse what cannot be the tokens of an answer."""
+    if len(token_ids) > limits.max_context_tokens:
+        limit = f"at most {limits.max_context_tokens} fit the context"
+        raise InvalidRequest("token_ids", f"{len(token_ids)} ids", limit)
+    _check_token_ids("token_ids", token_ids, limits)
+
+
 def _or(value: Number | None, default: Number) -> Number:
     return default if value is None else value
 
@@ -171,7 +189,7 @@ def _require_fits(num_tokens: int, most: int) -> None:
         )
 
 
-def _check_token_ids(name: str, token_ids: tuple[int, ...], limits: Limits) -> None:
+def _check_token_ids(name: str, token_ids: Sequence[int], limits: Limits) -> None:
     for index, token_id in enumerate(token_ids):
         if not 0 <= token_id < limits.vocab_size:
             raise InvalidRequest(f"{name}[{index}]", token_id, f"must be below {limits.vocab_size}")

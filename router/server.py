@@ -7,29 +7,39 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from core.clock import MonotonicClock
 from core.model_path import find_model
+from router.admin_service import AdminService
 from router.admission import Admission
+from router.codec import Codec
 from router.config import FrontDoorConfig
 from router.dispatch import Dispatcher
-from router.fleet import Fleet
 from router.generation import FrontDoor, Generation
 from router.http.app import HttpApp
 from router.http.defaults import checkpoint_defaults
+from router.http.keys import KeyCheck
 from router.http.server import HttpServer
+from router.keys import front_door_access
+from router.members.fleet import Fleet
+from router.message_limit import message_limit_of
 from router.readiness import Readiness
-from router.service import AdminService, InferenceService
-from router.tokenizer import Tokenizer
+from router.running import RunningRequests
+from router.service import InferenceService
+from router.text.tokenizer import Tokenizer
 from router.totals import KvCounters
-from twophase.server import running_server
+from twophase.credentials import internal_credentials
+from twophase.server import Server, running_server
 from twophase.v1 import admin_pb2_grpc, inference_pb2_grpc
 
 INFERENCE = "twophase.v1.Inference"
 ADMIN = "twophase.v1.Admin"
 PROBE_TEXT = "Hello"
+# For statuses and last messages on their way.
+LAST_WORD_S = 1.0
 
 
 async def serve(
@@ -42,6 +52,7 @@ async def serve(
     Raises:
         ModelError, ConfigError: the router cannot start.
     """
+    access, keys = front_door_access(config.security, config.listen)
     clock = MonotonicClock()
     directory = find_model(config.model)
     tokenizer = await asyncio.to_thread(Tokenizer.load, directory)
@@ -53,9 +64,15 @@ async def serve(
             clock,
             worker_timeout_s=config.router.worker_timeout_s,
             wedged_after_s=config.router.wedged_after_s,
+            credentials=internal_credentials(config.security),
         ) as fleet,
         Dispatcher(fleet, config.dispatch, counters, clock) as dispatcher,
-        running_server(config.listen, stop_grace_s=config.router.drain_s) as server,
+        running_server(
+            config.listen,
+            access,
+            stop_grace_s=config.router.drain_s,
+            max_message_bytes=config.router.max_message or message_limit_of(directory, tokenizer),
+        ) as server,
     ):
         health_service = health.aio.HealthServicer()
 
@@ -72,23 +89,23 @@ async def serve(
             announce=announce,
             clock=clock,
         )
-        door = FrontDoor(admission, readiness, counters)
+        door = FrontDoor(admission, readiness, counters, RunningRequests(clock))
         generation = Generation(fleet, dispatcher, tokenizer, door, config=config, clock=clock)
-        inference = InferenceService(generation, config=config, clock=clock)
+        codec = Codec(tokenizer, generation.limits)
+        inference = InferenceService(generation, codec, door.running, config=config, clock=clock)
         http_app = HttpApp(generation, readiness, config.model, http_defaults, clock)
         http = HttpServer(
-            http_app.asgi(),
+            KeyCheck(http_app.asgi(), keys.require_user),
             host=config.router.host,
             port=config.router.http_port,
             grace_s=config.router.drain_s,
+            tls=access.tls,
         )
         with http.bound() as http_address:
-            admin = AdminService(fleet, dispatcher, door, config=config, http_address=http_address)
-            inference_pb2_grpc.add_InferenceServicer_to_server(inference, server.grpc)
-            admin_pb2_grpc.add_AdminServicer_to_server(admin, server.grpc)
-            health_pb2_grpc.add_HealthServicer_to_server(health_service, server.grpc)
-            names = (INFERENCE, ADMIN, health.SERVICE_NAME, reflection.SERVICE_NAME)
-            reflection.enable_server_reflection(names, server.grpc)
+            admin = AdminService(
+                fleet, dispatcher, door, config=config, http_address=http_address, clock=clock
+            )
+            _add_services(server.grpc, inference, admin, health_service)
             address = await server.start()
             if http_address:
                 logging.getLogger("twophase.router").info("HTTP at http://%s", http_address)
@@ -101,5 +118,29 @@ async def serve(
                 await stop.wait()
                 await health_service.enter_graceful_shutdown()
                 http.stop()
-                await server.stop()
+                await _drain(server, door.running)
                 probing.cancel()
+
+
+async def _drain(server: Server, running: RunningRequests) -> None:
+    """Take nothing new, and end once no request is inside, or the grace is over.
+
+    Calls that serve no request, such as a watch of the health, hold up nobody.
+    """
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(server.stop())
+        await running.emptied()
+        await server.grpc.stop(LAST_WORD_S)
+
+
+def _add_services(
+    server: grpc.aio.Server,
+    inference: InferenceService,
+    admin: AdminService,
+    health_service: health.aio.HealthServicer,
+) -> None:
+    inference_pb2_grpc.add_InferenceServicer_to_server(inference, server)
+    admin_pb2_grpc.add_AdminServicer_to_server(admin, server)
+    health_pb2_grpc.add_HealthServicer_to_server(health_service, server)
+    names = (INFERENCE, ADMIN, health.SERVICE_NAME, reflection.SERVICE_NAME)
+    reflection.enable_server_reflection(names, server)

@@ -1,53 +1,68 @@
-"""gRPC in, core types out: Generate, GetModel, and what operators ask.
+"""gRPC in, core types out: what users call.
 
 A request's own way is in `generation`; here its message is unpacked, each delivery is written as
-one message, and whatever goes wrong leaves as one gRPC status with the whole error in its trailer.
-When the client goes away the handler is cancelled.
+one message, and whatever goes wrong leaves as one gRPC status with the whole error in its trailers.
+When the client goes away the handler is cancelled, in a unary call as in a stream.
 
 Runs in the router's event loop.
 """
 
+from collections.abc import Sequence
+
 from core.clock import Clock
 from core.completion import Chunk
-from core.errors import InvalidRequest, PeerLost, TwophaseError
-from core.request import PROBE_ID, id_of_attempt
-from core.worker import BlockHolder
+from core.errors import InvalidRequest, TwophaseError
+from core.request import RequestId
+from router.codec import Codec
 from router.config import FrontDoorConfig
-from router.dispatch import Dispatcher
-from router.fleet import Fleet
-from router.generation import Delivery, FrontDoor, Generation, Incoming
+from router.generation import Deliver, Delivery, Generation, Incoming
 from router.request import Prompt, request_id_of
+from router.running import RunningRequests
 from twophase.server import Context, abort
-from twophase.status_wire import (
-    holder_to_wire,
-    kv_totals_to_wire,
-    status_to_wire,
-    stuck_to_wire,
-)
-from twophase.v1 import admin_pb2, admin_pb2_grpc
 from twophase.v1 import inference_pb2 as pb
 from twophase.v1 import inference_pb2_grpc as pb_grpc
 from twophase.wire import chat_messages_from_wire, chunk_to_wire, sampling_from_wire
-
-STATUS_TIMEOUT_S = 2.0
-# Below the clients' own limit, so that they hear why.
-ADD_WORKER_TIMEOUT_S = 20.0
 
 
 class InferenceService(pb_grpc.InferenceServicer):
     """What users call."""
 
-    def __init__(self, generation: Generation, *, config: FrontDoorConfig, clock: Clock) -> None:
+    def __init__(
+        self,
+        generation: Generation,
+        codec: Codec,
+        running: RunningRequests,
+        *,
+        config: FrontDoorConfig,
+        clock: Clock,
+    ) -> None:
         self._generation = generation
+        self._codec = codec
+        self._running = running
         self._config = config
         self._clock = clock
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> None:
-        received_s = self._clock.now_s()
-
         async def deliver(delivery: Delivery) -> None:
-            await context.write(chunk_to_wire(_joined(delivery)))
+            await context.write(chunk_to_wire(_joined(delivery.chunks)))
 
+        await self._generate(request, context, deliver)
+
+    async def GenerateOnce(
+        self, request: pb.GenerateOnceRequest, context: Context
+    ) -> pb.GenerateOnceResponse:
+        chunks: list[Chunk] = []
+
+        async def collect(delivery: Delivery) -> None:
+            chunks.extend(delivery.chunks)
+
+        await self._generate(request.request, context, collect)
+        return pb.GenerateOnceResponse(answer=chunk_to_wire(_joined(chunks)))
+
+    async def _generate(
+        self, request: pb.GenerateRequest, context: Context, deliver: Deliver
+    ) -> None:
+        received_s = self._clock.now_s()
         try:
             incoming = Incoming(
                 request_id=request_id_of(request.request_id),
@@ -60,6 +75,27 @@ class InferenceService(pb_grpc.InferenceServicer):
             await self._generation.run(incoming, deliver)
         except TwophaseError as error:
             await abort(context, error)
+
+    async def Cancel(self, request: pb.CancelRequest, context: Context) -> pb.CancelResponse:
+        return pb.CancelResponse(found=self._running.cancel(RequestId(request.request_id)))
+
+    async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
+        try:
+            token_ids = await self._codec.encode(_prompt(request), request.model)
+        except TwophaseError as error:
+            await abort(context, error)
+            raise
+        return pb.TokenizeResponse(token_ids=token_ids)
+
+    async def Detokenize(
+        self, request: pb.DetokenizeRequest, context: Context
+    ) -> pb.DetokenizeResponse:
+        try:
+            text = await self._codec.decode(tuple(request.token_ids), request.model)
+        except TwophaseError as error:
+            await abort(context, error)
+            raise
+        return pb.DetokenizeResponse(text=text)
 
     async def GetModel(self, request: pb.GetModelRequest, context: Context) -> pb.GetModelResponse:
         try:
@@ -75,90 +111,10 @@ class InferenceService(pb_grpc.InferenceServicer):
         )
 
 
-class AdminService(admin_pb2_grpc.AdminServicer):
-    """What operators and the deployment call."""
-
-    def __init__(
-        self,
-        fleet: Fleet,
-        dispatcher: Dispatcher,
-        door: FrontDoor,
-        *,
-        config: FrontDoorConfig,
-        http_address: str,
-    ) -> None:
-        self._fleet = fleet
-        self._dispatcher = dispatcher
-        self._http_address = http_address
-        self._readiness, self._counters = door.readiness, door.counters
-        self._admission = door.admission
-        self._config = config
-
-    async def GetStatus(
-        self, request: admin_pb2.GetStatusRequest, context: Context
-    ) -> admin_pb2.GetStatusResponse:
-        statuses, silent = await self._fleet.statuses(STATUS_TIMEOUT_S)
-        return admin_pb2.GetStatusResponse(
-            mode=self._config.mode,
-            model=self._config.model,
-            is_ready=self._readiness.is_ready,
-            num_active_requests=self._admission.num_active_requests,
-            workers=[status_to_wire(status) for status in statuses],
-            num_prefill_calls=self._dispatcher.num_prefill_calls,
-            num_mailboxes=self._fleet.num_mailboxes,
-            kv=kv_totals_to_wire(self._counters.totals),
-            silent_workers=silent,
-            http_address=self._http_address,
-            stuck_workers=map(stuck_to_wire, self._fleet.stuck),
-        )
-
-    async def AuditBlocks(
-        self, request: admin_pb2.AuditBlocksRequest, context: Context
-    ) -> admin_pb2.AuditBlocksResponse:
-        return admin_pb2.AuditBlocksResponse(
-            holders=[
-                admin_pb2.AuditedHolder(
-                    holder=holder_to_wire(holder),
-                    is_orphan=self._is_orphan(holder),
-                )
-                for holder in await self._fleet.holders(STATUS_TIMEOUT_S)
-            ]
-        )
-
-    def _is_orphan(self, holder: BlockHolder) -> bool:
-        """Whether blocks are held for nobody; quarantine outlives its request by design."""
-        is_known = self._admission.is_active(id_of_attempt(holder.request_id))
-        is_probe = holder.request_id.startswith(PROBE_ID)
-        return not is_known and not is_probe and holder.state != "quarantined"
-
-    async def AddWorker(
-        self, request: admin_pb2.AddWorkerRequest, context: Context
-    ) -> admin_pb2.AddWorkerResponse:
-        try:
-            if ":" not in request.address:
-                raise InvalidRequest("address", request.address, "must be host:port")
-            is_new = self._fleet.add(request.address)
-            info = await self._fleet.wait_for(request.address, ADD_WORKER_TIMEOUT_S)
-        except PeerLost as error:
-            if is_new:
-                await self._fleet.remove(request.address)
-            await abort(context, error)
-            raise
-        except TwophaseError as error:
-            await abort(context, error)
-            raise
-        return admin_pb2.AddWorkerResponse(name=info.name)
-
-    async def RemoveWorker(
-        self, request: admin_pb2.RemoveWorkerRequest, context: Context
-    ) -> admin_pb2.RemoveWorkerResponse:
-        await self._fleet.remove(request.address)
-        return admin_pb2.RemoveWorkerResponse()
-
-
-def _joined(delivery: Delivery) -> Chunk:
-    """All chunks of a delivery as one message."""
-    chunks = delivery.chunks
+def _joined(chunks: Sequence[Chunk]) -> Chunk:
+    """Chunks that follow each other as one."""
+    if len(chunks) == 1:
+        return chunks[0]
     return Chunk(
         "".join(chunk.text for chunk in chunks),
         tuple(token_id for chunk in chunks for token_id in chunk.token_ids),
@@ -167,12 +123,14 @@ def _joined(delivery: Delivery) -> Chunk:
     )
 
 
-def _prompt(request: pb.GenerateRequest) -> Prompt:
+def _prompt(request: pb.GenerateRequest | pb.TokenizeRequest) -> Prompt:
     match request.WhichOneof("input"):
         case "prompt":
             return request.prompt
         case "messages":
             return chat_messages_from_wire(request.messages)
         case "prompt_token_ids":
+            assert isinstance(request, pb.GenerateRequest)
             return tuple(request.prompt_token_ids.ids)
-    raise InvalidRequest("input", "unset", "must be prompt, messages or prompt_token_ids")
+    taken = ", ".join(field.name for field in request.DESCRIPTOR.oneofs_by_name["input"].fields)
+    raise InvalidRequest("input", "unset", f"must be one of {taken}")

@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 import grpc
 
 from core.clock import Clock
-from core.errors import PeerLost
+from core.errors import PeerLost, Unauthenticated
 from core.link import LinkDown, LinkUp
 from core.request import Request
 from core.worker import (
@@ -25,6 +25,7 @@ from core.worker import (
     WorkerStatus,
 )
 from twophase import link_wire, status_wire, worker_wire
+from twophase.credentials import Credentials
 from twophase.errors import from_rpc_error
 from twophase.v1 import worker_pb2 as pb
 from twophase.v1 import worker_pb2_grpc as pb_grpc
@@ -41,9 +42,17 @@ CHANNEL_OPTIONS = (
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_retries", 0),
 )
+# One server waits for another that starts: it is there within a second after it listens.
+PEER_OPTIONS = (
+    *CHANNEL_OPTIONS,
+    ("grpc.initial_reconnect_backoff_ms", 250),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+)
 SERVER_OPTIONS = (
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.so_reuseport", 0),
+    # A caller whose machine is gone shows only so, and holds what it asked for until then.
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 15_000),
     # Admission refuses what is too much; gRPC's own early rejection looks like a cancel.
     ("grpc.server.max_pending_requests", 100_000),
     ("grpc.server.max_pending_requests_hard_limit", 100_000),
@@ -60,7 +69,11 @@ def _core_errors(peer: str) -> Any:  # Any: a context manager that yields nothin
     try:
         yield
     except grpc.RpcError as error:
-        raise from_rpc_error(error, peer) from error
+        failure = from_rpc_error(error, peer)
+        if isinstance(failure, Unauthenticated):
+            # Not what the caller of the router did wrong, but whoever configured the two.
+            failure = PeerLost(peer, str(failure))
+        raise failure from error
     except (ValueError, KeyError) as error:
         # Another version's words: the peer cannot be understood, which is no fault of ours.
         raise PeerLost(peer, f"it sent an unreadable message ({error})") from error
@@ -116,10 +129,12 @@ class Duplex(Generic[Sent, Received]):
 class Peer:
     """A connection to one worker's gRPC server."""
 
-    def __init__(self, address: str, clock: Clock) -> None:
+    def __init__(
+        self, address: str, clock: Clock, credentials: Credentials = Credentials()
+    ) -> None:
         self.address = address
         self._clock = clock
-        self._channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+        self._channel = credentials.open_channel(grpc.aio, address, PEER_OPTIONS)
         self._worker = pb_grpc.WorkerStub(self._channel)
         self._prefill = pb_grpc.PrefillWorkerStub(self._channel)
         self._decode = pb_grpc.DecodeWorkerStub(self._channel)

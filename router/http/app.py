@@ -13,6 +13,7 @@ import asyncio
 import time
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from typing import Any
 
 from starlette.applications import Starlette
@@ -26,6 +27,7 @@ from core.clock import Clock
 from core.completion import Chunk, Completion
 from core.errors import PeerLost, TwophaseError
 from router.generation import Delivery, Generation, Incoming
+from router.http import openapi
 from router.http.body import Body, Kind, defaults_of, read_body
 from router.http.errors import INTERNAL, Problem, problem_of, renamed
 from router.http.reading import JSON_TYPE, BodyReader
@@ -57,6 +59,7 @@ class HttpApp:
                 Route("/v1/chat/completions", self.chat_completions, methods=["POST"]),
                 Route("/v1/models", self.models),
                 Route("/v1/models/{model:path}", self.model_of_name),
+                Route(openapi.PATH, self.openapi),
                 Route("/health", self.health),
                 Route("/ready", self.ready),
             ],
@@ -86,6 +89,10 @@ class HttpApp:
         """GET /v1/models/NAME."""
         check_model(request.path_params["model"], self.generation.limits())
         return JSONResponse(self._model())
+
+    async def openapi(self, request: Request) -> Response:
+        """GET /openapi.json: what the bodies may hold."""
+        return JSONResponse(openapi.description(version("twophase")))
 
     async def health(self, request: Request) -> Response:
         """GET /health: the process is alive."""
@@ -121,6 +128,7 @@ class HttpApp:
             asked=body.asked,
             received_s=received_s,
             defaults=defaults_of(kind, self.defaults),
+            sender=body.sender,
         )
         replies = Replies(
             kind,

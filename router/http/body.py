@@ -12,6 +12,7 @@ from typing import Any
 import pydantic_core
 
 from core.errors import InvalidRequest
+from core.request import Priority, Sender
 from core.sampling import Constraint, ConstraintKind, Sampling
 from router.http.errors import BODY
 from router.http.fields import CHAT, TEXT, read_object
@@ -42,6 +43,7 @@ class Body:
     is_stream: bool
     stream_options: StreamOptions
     return_token_ids: bool
+    sender: Sender
     names: Mapping[str, str]
 
 
@@ -89,6 +91,7 @@ def read_body(data: bytes, kind: Kind) -> Body:
         is_stream=is_stream,
         stream_options=found.get("stream_options", StreamOptions()),
         return_token_ids=found.get("return_token_ids", False),
+        sender=_sender(found),
         names={
             "prompt": field,
             "prompt_token_ids": field,
@@ -105,6 +108,13 @@ def read_body(data: bytes, kind: Kind) -> Body:
 def defaults_of(kind: Kind, checkpoint: Defaults) -> Defaults:
     """What unset fields mean at this endpoint."""
     return replace(checkpoint, max_tokens=TEXT_MAX_TOKENS) if kind is Kind.TEXT else checkpoint
+
+
+def _sender(found: Mapping[str, Any]) -> Sender:
+    """Whom it is for: OpenAI's user and prompt_cache_key, and vLLM's priority, low ones first."""
+    user, asked = found.get("user", ""), found.get("priority", 0)
+    priority = Priority.HIGH if asked < 0 else Priority.LOW if asked > 0 else Priority.NORMAL
+    return Sender(user, found.get("prompt_cache_key", user), priority)
 
 
 def _num_logprobs(found: Mapping[str, Any]) -> int | None:

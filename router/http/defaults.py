@@ -10,7 +10,7 @@ from core.errors import InvalidRequest, ModelError
 from core.request import SamplingParams
 from router.http.readers import number, top_k
 from router.request import Defaults
-from router.tokenizer import read_json
+from router.text.tokenizer import read_json
 
 FILE = "generation_config.json"
 

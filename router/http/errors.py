@@ -50,10 +50,12 @@ _KINDS: dict[type[TwophaseError], tuple[int, str, str | None]] = {
     errors.InvalidRequest: (400, "invalid_request_error", None),
     errors.Unauthenticated: (401, "invalid_request_error", "invalid_api_key"),
     errors.PermissionDenied: (403, "invalid_request_error", "insufficient_permissions"),
+    errors.DuplicateRequest: (409, "invalid_request_error", "duplicate_request"),
     errors.Overloaded: (429, "requests", "rate_limit_exceeded"),
     errors.DeadlineExceeded: (504, "server_error", "deadline_exceeded"),
     errors.Cancelled: (499, "server_error", "cancelled"),
     errors.PeerLost: (503, "server_error", "unavailable"),
+    errors.PeerStopping: (503, "server_error", "unavailable"),
     errors.TransferFailed: (503, "server_error", "unavailable"),
 }
 

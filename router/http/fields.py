@@ -129,8 +129,9 @@ _BOTH: dict[str, Read] = {
     "ignore_eos": flag,
     "stop_token_ids": token_ids,
     "return_token_ids": flag,
-    # Ignored.
-    "user": ignored,
+    # Taken for placement and fairness.
+    "user": text,
+    "priority": whole,
     # Neutral.
     "n": neutral(1),
     # Neutral; vLLM's extensions.
@@ -143,7 +144,6 @@ _BOTH: dict[str, Read] = {
     "allowed_token_ids": neutral(),
     "bad_words": neutral([]),
     "prompt_logprobs": neutral(),
-    "priority": neutral(0),
     "request_id": neutral(),
     "session_id": neutral(),
     "cache_salt": neutral(),
@@ -162,11 +162,11 @@ TEXT: dict[str, Read] = _BOTH | {
 CHAT: dict[str, Read] = _BOTH | {
     "messages": _messages,
     "max_completion_tokens": whole,
+    "prompt_cache_key": text,
     "logprobs": flag,
     "top_logprobs": count,
     # Ignored: bookkeeping of OpenAI's own service.
     "metadata": ignored,
-    "prompt_cache_key": ignored,
     "prompt_cache_options": ignored,
     "prompt_cache_retention": ignored,
     "safety_identifier": ignored,

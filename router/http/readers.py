@@ -36,18 +36,25 @@ def shown(value: object) -> str:
     return text if len(text) <= MAX_VALUE_CHARACTERS else f"{text[:MAX_VALUE_CHARACTERS]}..."
 
 
-def neutral(*values: object) -> Read:
-    """A field that is not served: refused unless it holds one of `values`."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Neutral:
+    """Reads a field that is not served: refused unless it holds one of `values`."""
 
-    def read(name: str, value: object) -> None:
+    values: tuple[object, ...]
+
+    def __call__(self, name: str, value: object) -> None:
+        """Nothing, or a refusal."""
         # True == 1 in Python, but not in JSON.
-        if any(value == v and isinstance(value, bool) == isinstance(v, bool) for v in values):
+        if any(value == v and isinstance(value, bool) == isinstance(v, bool) for v in self.values):
             return
-        accepted = " or ".join(map(shown, values))
+        accepted = " or ".join(map(shown, self.values))
         hint = f"leave it out or send {accepted}" if accepted else "leave it out"
         raise InvalidRequest(name, shown(value), f"is not supported yet; {hint}")
 
-    return read
+
+def neutral(*values: object) -> Neutral:
+    """A field that is not served, whose `values` change nothing."""
+    return Neutral(values)
 
 
 def ignored(name: str, value: object) -> None:

@@ -25,8 +25,10 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from core.errors import ConfigError
+from core.security import Tls
 from router.http.errors import Problem
 from router.http.replies import dumped
+from twophase.credentials import server_context
 
 MAX_CONNECTIONS = 4096
 HEAD_BYTES = 64 << 10
@@ -41,9 +43,16 @@ LAST_WORD_S = 1.0
 class HttpServer:
     """One listening server, or none where port is None: `bound` around `serve`, then `stop`."""
 
-    def __init__(self, app: Any, *, host: str, port: int | None, grace_s: float) -> None:
-        """Prepare to serve `app` (Any: the ASGI type of whatever framework)."""
+    def __init__(
+        self, app: Any, *, host: str, port: int | None, grace_s: float, tls: Tls | None = None
+    ) -> None:
+        """Prepare to serve `app` (Any: the ASGI type of whatever framework).
+
+        Raises:
+            ConfigError: certificates cannot be read or used.
+        """
         self._host, self._port = host, port
+        context = server_context(tls) if tls is not None else None
         self._socket: socket.socket | None = None
         self._server = _Server(
             uvicorn.Config(
@@ -60,6 +69,7 @@ class HttpServer:
                 timeout_keep_alive=KEEP_ALIVE_S,
                 timeout_graceful_shutdown=math.ceil(grace_s),
                 h11_max_incomplete_event_size=HEAD_BYTES,
+                ssl_context_factory=None if context is None else lambda config, default: context,
             )
         )
 

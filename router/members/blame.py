@@ -10,7 +10,7 @@ Pure.
 """
 
 from core.errors import Overloaded, PeerLost, PeerStopping, TransferFailed
-from router.member import Member
+from router.members.member import Member
 from router.recovery import FINAL, Failure
 
 BLAMELESS = (*FINAL, Overloaded, PeerStopping)

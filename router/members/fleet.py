@@ -19,8 +19,8 @@ from core.clock import Clock
 from core.errors import DeadlineExceeded, PeerLost, PeerStopping, TwophaseError
 from core.request import WorkerName
 from core.worker import BlockHolder, Role, StuckWorker, WorkerInfo, WorkerStatus
-from router.blame import blamed
-from router.member import DecodeMember, Member
+from router.members.blame import blamed
+from router.members.member import DecodeMember, Member
 from router.placement import DecodeLoad, Placement, PrefillLoad
 from router.recovery import Failure
 from twophase.credentials import Credentials
@@ -51,7 +51,7 @@ class Fleet:
         clock: Clock,
         *,
         worker_timeout_s: float,
-        wedged_after_s: float = 60.0,
+        wedged_after_s: float,
         credentials: Credentials = Credentials(),
     ) -> None:
         self.changed = asyncio.Event()
@@ -73,7 +73,8 @@ class Fleet:
 
     async def __aexit__(self, *exc: object) -> None:
         """Drop all connections."""
-        for task in self._tasks.values():
+        tasks, self._tasks = self._tasks, {}
+        for task in tasks.values():
             task.cancel()
         await self._group.__aexit__(None, None, None)
 
@@ -155,12 +156,7 @@ class Fleet:
         """Facts for placement about the prefill workers that may be given a request."""
         now_s = self._clock.now_s()
         return [
-            PrefillLoad(
-                member.info.name,
-                member.info.incarnation,
-                member.info.layout,
-                member.num_prompt_tokens,
-            )
+            PrefillLoad.of(member.info, member.num_prompt_tokens)
             for member in self.members(Role.PREFILL)
             if member.is_usable(now_s)
         ]
@@ -173,13 +169,7 @@ class Fleet:
         now_s = self._clock.now_s()
         taking = [member for member in self._decode_members() if not member.is_draining]
         return [
-            DecodeLoad(
-                member.info.name,
-                member.info.incarnation,
-                member.info.layout,
-                member.num_requests,
-                member.info.max_num_sequences,
-            )
+            DecodeLoad.of(member.info, member.num_requests)
             for member in [m for m in taking if m.is_usable(now_s)] or taking
         ]
 
@@ -211,6 +201,12 @@ class Fleet:
         results = await asyncio.gather(*calls, return_exceptions=True)
         return [holder for result in results if isinstance(result, list) for holder in result]
 
+    def drain(self, name: WorkerName) -> Member | None:
+        """Give a worker nothing new from now on; None if it is not connected. Idempotent."""
+        if (member := self._members.get(name)) is not None:
+            self._drain(member)
+        return member
+
     def announce(self) -> None:
         """Wake everybody who waits for `changed`."""
         self.changed.set()
@@ -239,6 +235,8 @@ class Fleet:
                 self._note_error(address, repr(error), bug=error)
             finally:
                 await peer.close()
+            if self._tasks.get(address) is not asyncio.current_task():
+                return  # removed: a task group swallows a cancel that comes with an error in it
             await asyncio.sleep(backoff.next_s())
 
     def _note_error(self, address: str, text: str, *, bug: Exception | None = None) -> None:

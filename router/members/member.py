@@ -20,8 +20,8 @@ from core.worker import (
     WorkerInfo,
 )
 from router.answer import Event
-from router.breaker import Breaker
-from router.progress import StepWatch
+from router.members.breaker import Breaker
+from router.members.progress import StepWatch
 from twophase.peer import Duplex, Peer
 
 

@@ -8,8 +8,8 @@ batches were.
 Knows no transport and no worker.
 """
 
-from router.detokenizer import Detokenizer
-from router.tokenizer import Tokenizer
+from router.text.detokenizer import Detokenizer
+from router.text.tokenizer import Tokenizer
 
 
 class StopStrings:

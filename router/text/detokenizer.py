@@ -20,7 +20,7 @@ from typing import Protocol
 
 from tokenizers.decoders import DecodeStream
 
-from router.tokenizer import Tokenizer
+from router.text.tokenizer import Tokenizer
 
 _BYTE_FALLBACK = re.compile(r"<0x[0-9A-F]{2}>")
 

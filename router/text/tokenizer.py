@@ -20,9 +20,9 @@ import tokenizers
 
 from core.completion import ChatMessage
 from core.errors import InvalidRequest, ModelError
-from router.byte_level import byte_pieces, length_bound
-from router.chat_template import ROLES, ChatTemplate
-from router.control_tokens import ControlTokens
+from router.text.byte_level import byte_pieces, length_bound
+from router.text.chat_template import ROLES, ChatTemplate
+from router.text.control_tokens import ControlTokens
 
 _SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token")
 _MARKERS = range(0xE000, 0xF8FF)  # the private use area: nobody's letters

@@ -2,19 +2,20 @@
 
 import asyncio
 import time
+from typing import Any
 
 from twophase.client import AsyncClient, ClusterStatus
 
 SETTLE_S = 5.0
 
 
-async def assert_nothing_left(address: str) -> None:
+async def assert_nothing_left(address: str, **shown: Any) -> None:
     """Within SETTLE_S every count is zero and every block free, on the router and each worker.
 
     Blocks, quarantine, reservations, waiting and running requests, open transfers, handler
-    tasks, mailboxes, prefill calls.
+    tasks, mailboxes, prefill calls. `shown` is the key and TLS for a router that asks for them.
     """
-    async with AsyncClient(address) as client:
+    async with AsyncClient(address, **shown) as client:
         deadline_s = time.monotonic() + SETTLE_S
         while True:
             status = await client.status()

@@ -153,6 +153,7 @@ def test_no_memory_for_one_block_ends_with_one_line_and_code_2(
     assert "100" in result.stderr.splitlines()[-1]
 
 
+@pytest.mark.case("B-083")
 def test_a_port_in_use_ends_with_one_line_and_code_2(tiny_model_directory: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -1,6 +1,5 @@
 """The command line as people use it: serve, ask, status, Ctrl-C, and nothing left behind."""
 
-import os
 import re
 import signal
 import subprocess
@@ -14,6 +13,7 @@ import httpx2
 import psutil
 import pytest
 
+from tests.segments import assert_no_orphans, segments
 from twophase.client import Client
 
 START_S = 90.0
@@ -70,7 +70,7 @@ def _left_of(processes: list[psutil.Process]) -> list[str]:
 def test_serve_answers_shows_its_state_and_leaves_nothing_after_ctrl_c(
     tiny_model_directory: Path, launcher: tuple[str, ...]
 ) -> None:
-    segments = set(os.listdir("/dev/shm"))
+    known = segments()
     setup = (f"model={tiny_model_directory}", "prefill.kv_cache=2MiB", "decode.kv_cache=2MiB")
     with _serving(*launcher, *setup) as (process, address):
         children = psutil.Process(process.pid).children(recursive=True)
@@ -92,7 +92,7 @@ def test_serve_answers_shows_its_state_and_leaves_nothing_after_ctrl_c(
     assert time.monotonic() - started_s < STOP_S
     assert len(children) >= 3
     assert _left_of(children) == []
-    assert set(os.listdir("/dev/shm")) <= segments
+    assert_no_orphans(known)
 
 
 @pytest.mark.timeout(120)

@@ -11,7 +11,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from core.completion import ChatMessage
-from core.errors import DeadlineExceeded
+from core.errors import Cancelled, DeadlineExceeded, DuplicateRequest, InvalidRequest
+from core.listing import WorkerState
+from core.request import FinishReason, RequestState
 from tests.e2e.conftest import StartCluster
 from tests.e2e.nothing_left import assert_nothing_left
 from twophase.client import AsyncClient, Client, Sampling
@@ -81,6 +83,119 @@ def test_both_clients_give_the_same_answer_in_text_chat_and_token_ids(
 
     assert answers == asyncio.run(ask_async())
     assert len(set(answers)) == 3
+    asyncio.run(assert_nothing_left(cluster.address))
+
+
+def test_the_answer_in_one_message_is_the_streamed_one_also_through_both_clients(
+    tiny_model_directory: Path, start_cluster: StartCluster
+) -> None:
+    cluster = start_cluster(tiny_model_directory, *SETUP)
+    sampling = Sampling(max_tokens=9, ignore_eos=True, num_logprobs=2)
+
+    async def ask_async() -> tuple[str, tuple[int, ...]]:
+        async with AsyncClient(cluster.address) as client:
+            answer = await client.generate_once("Hello there", sampling)
+            return answer.text, answer.token_ids
+
+    with Client(cluster.address) as client:
+        chunks = list(client.generate("Hello there", sampling))
+        once = client.generate_once("Hello there", sampling, request_id="once")
+
+    assert once.text == "".join(chunk.text for chunk in chunks)
+    assert once.token_ids == tuple(i for chunk in chunks for i in chunk.token_ids)
+    assert once.logprobs == tuple(each for chunk in chunks for each in chunk.logprobs)
+    assert once.completion is not None and once.completion.request_id == "once"
+    assert once.completion.usage.num_output_tokens == 9
+    assert asyncio.run(ask_async()) == (once.text, once.token_ids)
+    asyncio.run(assert_nothing_left(cluster.address))
+
+
+def test_text_becomes_the_tokens_that_a_request_is_served_for_and_tokens_become_its_text(
+    tiny_model_directory: Path, start_cluster: StartCluster
+) -> None:
+    cluster = start_cluster(tiny_model_directory, *SETUP)
+    chat = [ChatMessage("user", "<|im_end|> Hello")]
+    sampling = Sampling(max_tokens=20, ignore_eos=True)
+    with Client(cluster.address) as client:
+        for prompt in ("Hello there", chat):
+            token_ids = client.tokenize(prompt)
+            asked = client.generate_once(prompt, sampling)
+            assert asked.completion is not None
+            assert asked.completion.usage.num_prompt_tokens == len(token_ids)
+            assert client.generate_once(token_ids, sampling).token_ids == asked.token_ids
+            assert client.detokenize(asked.token_ids) == asked.text
+        assert client.detokenize([]) == ""
+        for refused in (
+            lambda: client.tokenize(""),
+            lambda: client.tokenize([]),
+            lambda: client.tokenize("x" * 20_000),
+            lambda: client.tokenize("x", model="gpt-5"),
+            lambda: client.detokenize([512]),
+            lambda: client.detokenize([5] * 513),
+        ):
+            with pytest.raises(InvalidRequest):
+                refused()
+
+    async def round_trip() -> str:
+        async with AsyncClient(cluster.address) as client:
+            return await client.detokenize(await client.tokenize("Hello there"))
+
+    assert asyncio.run(round_trip()) == "Hello there"
+
+
+def test_a_running_request_is_listed_and_ended_by_its_id_with_what_was_known(
+    tiny_model_directory: Path, start_cluster: StartCluster
+) -> None:
+    cluster = start_cluster(tiny_model_directory, *SETUP)
+    sampling = Sampling(max_tokens=400, ignore_eos=True)
+    with Client(cluster.address) as client:
+        stream = client.generate([1, 2, 3], sampling, request_id="mine", timeout_s=50.0)
+        token_ids = [*next(stream).token_ids, *next(stream).token_ids]
+        with pytest.raises(DuplicateRequest):
+            client.generate_once([1], request_id="mine")
+        [listed] = client.admin.requests()
+        is_found = client.cancel("mine")
+        with pytest.raises(Cancelled) as end:
+            for chunk in stream:
+                token_ids += chunk.token_ids
+        assert not client.cancel("mine")
+        assert not client.cancel("never was")
+        assert client.admin.requests() == []
+
+    assert is_found
+    assert (listed.request_id, listed.state) == ("mine", RequestState.DECODING)
+    assert (listed.prefill_worker, listed.decode_worker) == ("prefill-0", "decode-0")
+    assert (listed.num_prompt_tokens, listed.num_attempts) == (3, 1)
+    assert listed.num_output_tokens >= 2
+    assert listed.remaining_s is not None and 0 < listed.remaining_s < 50
+    known = end.value.completion
+    assert known is not None and known.finish_reason is FinishReason.ERROR
+    assert known.usage.num_output_tokens == len(token_ids)
+    assert known.phases.decode_s > 0
+    asyncio.run(assert_nothing_left(cluster.address))
+
+
+def test_a_drained_worker_is_given_nothing_new_and_what_it_serves_goes_on(
+    tiny_model_directory: Path, start_cluster: StartCluster
+) -> None:
+    cluster = start_cluster(tiny_model_directory, *SETUP, "prefill.replicas=2")
+    sampling = Sampling(max_tokens=3, ignore_eos=True)
+    with Client(cluster.address) as client:
+        workers = {worker.name: worker for worker in client.admin.workers()}
+        assert workers.keys() == {"prefill-0", "prefill-1", "decode-0"}
+        assert {worker.state for worker in workers.values()} == {WorkerState.READY}
+        client.admin.drain("prefill-1")
+        client.admin.drain("prefill-1")  # idempotent
+        used = {
+            client.generate_once([number], sampling).completion.prefill_worker
+            for number in range(6)
+        }
+        states = {worker.name: worker.state for worker in client.admin.workers()}
+        with pytest.raises(InvalidRequest):
+            client.admin.drain("prefill-9")
+
+    assert used == {"prefill-0"}
+    assert states["prefill-1"] is WorkerState.DRAINING
     asyncio.run(assert_nothing_left(cluster.address))
 
 

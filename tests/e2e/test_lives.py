@@ -29,6 +29,7 @@ def test_two_hundred_mixed_requests_of_which_fifty_are_cancelled_leave_nothing(
     asyncio.run(assert_nothing_left(cluster.address))
 
 
+@pytest.mark.case("B-107")
 @pytest.mark.parametrize(("name", "overrides"), SETUPS)
 def test_a_seeded_answer_is_the_same_alone_and_among_others(
     tiny_model_directory: Path, start_cluster: StartCluster, name: str, overrides: tuple[str, ...]

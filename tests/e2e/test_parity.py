@@ -19,6 +19,7 @@ BLOCK_SIZE = 16
 pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
 
 
+@pytest.mark.case("B-024", "B-171")
 @pytest.mark.parametrize("num_at_once", [1, 8])
 @pytest.mark.parametrize(("name", "overrides"), SETUPS)
 def test_tokens_equal_the_reference(
@@ -54,6 +55,7 @@ def test_bytes_moved_are_blocks_times_block_bytes(
     asyncio.run(assert_nothing_left(cluster.address))
 
 
+@pytest.mark.case("B-009")
 @pytest.mark.parametrize(("name", "overrides"), SETUPS[:2])
 def test_a_prefix_that_decode_has_is_not_moved_again(
     smollm2_directory: Path, start_cluster: StartCluster, name: str, overrides: tuple[str, ...]

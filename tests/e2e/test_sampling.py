@@ -94,6 +94,7 @@ def runner(tiny_model_directory: Path) -> Runner:
     )
 
 
+@pytest.mark.case("B-109")
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 def test_the_tokens_are_those_of_one_plain_process(
     client: Client, runner: Runner, way: dict[str, object]

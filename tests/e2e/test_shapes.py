@@ -107,6 +107,7 @@ async def _ask_all(address: str, prompts: list[list[int]]) -> tuple[list[list[in
     return [tokens for tokens, _ in answers], [num_bytes for _, num_bytes in answers]
 
 
+@pytest.mark.case("B-025", "B-032")
 @pytest.mark.parametrize(
     ("shape", "backend"),
     [
@@ -135,6 +136,7 @@ def test_a_handoff_between_shapes_gives_the_tokens_of_one_process(
     assert num_bytes[-2] == block_bytes
 
 
+@pytest.mark.case("B-027")
 @pytest.mark.parametrize("backend", ["shm", "torch"])
 @pytest.mark.parametrize(
     ("prefill", "decode", "more"),

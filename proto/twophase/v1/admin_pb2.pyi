@@ -1,11 +1,44 @@
 from twophase.v1 import worker_pb2 as _worker_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class WorkerState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    WORKER_STATE_UNSPECIFIED: _ClassVar[WorkerState]
+    WORKER_STATE_READY: _ClassVar[WorkerState]
+    WORKER_STATE_DRAINING: _ClassVar[WorkerState]
+    WORKER_STATE_SUSPECT: _ClassVar[WorkerState]
+
+class RequestState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    REQUEST_STATE_UNSPECIFIED: _ClassVar[RequestState]
+    REQUEST_STATE_RECEIVED: _ClassVar[RequestState]
+    REQUEST_STATE_ADMITTED: _ClassVar[RequestState]
+    REQUEST_STATE_RESERVING: _ClassVar[RequestState]
+    REQUEST_STATE_PREFILLING: _ClassVar[RequestState]
+    REQUEST_STATE_TRANSFERRING: _ClassVar[RequestState]
+    REQUEST_STATE_DECODING: _ClassVar[RequestState]
+    REQUEST_STATE_FINISHED: _ClassVar[RequestState]
+    REQUEST_STATE_FAILED: _ClassVar[RequestState]
+WORKER_STATE_UNSPECIFIED: WorkerState
+WORKER_STATE_READY: WorkerState
+WORKER_STATE_DRAINING: WorkerState
+WORKER_STATE_SUSPECT: WorkerState
+REQUEST_STATE_UNSPECIFIED: RequestState
+REQUEST_STATE_RECEIVED: RequestState
+REQUEST_STATE_ADMITTED: RequestState
+REQUEST_STATE_RESERVING: RequestState
+REQUEST_STATE_PREFILLING: RequestState
+REQUEST_STATE_TRANSFERRING: RequestState
+REQUEST_STATE_DECODING: RequestState
+REQUEST_STATE_FINISHED: RequestState
+REQUEST_STATE_FAILED: RequestState
 
 class GetStatusRequest(_message.Message):
     __slots__ = ()
@@ -102,3 +135,81 @@ class RemoveWorkerRequest(_message.Message):
 class RemoveWorkerResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class ListWorkersRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListWorkersResponse(_message.Message):
+    __slots__ = ("workers",)
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    workers: _containers.RepeatedCompositeFieldContainer[ListedWorker]
+    def __init__(self, workers: _Optional[_Iterable[_Union[ListedWorker, _Mapping]]] = ...) -> None: ...
+
+class ListedWorker(_message.Message):
+    __slots__ = ("name", "role", "address", "incarnation", "state", "num_requests", "num_prompt_tokens", "max_context_tokens", "num_blocks", "max_num_sequences")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    NUM_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MAX_CONTEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    MAX_NUM_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    role: str
+    address: str
+    incarnation: str
+    state: WorkerState
+    num_requests: int
+    num_prompt_tokens: int
+    max_context_tokens: int
+    num_blocks: int
+    max_num_sequences: int
+    def __init__(self, name: _Optional[str] = ..., role: _Optional[str] = ..., address: _Optional[str] = ..., incarnation: _Optional[str] = ..., state: _Optional[_Union[WorkerState, str]] = ..., num_requests: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_num_sequences: _Optional[int] = ...) -> None: ...
+
+class ListRequestsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListRequestsResponse(_message.Message):
+    __slots__ = ("requests",)
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    requests: _containers.RepeatedCompositeFieldContainer[ListedRequest]
+    def __init__(self, requests: _Optional[_Iterable[_Union[ListedRequest, _Mapping]]] = ...) -> None: ...
+
+class ListedRequest(_message.Message):
+    __slots__ = ("request_id", "state", "age_s", "remaining_s", "num_prompt_tokens", "num_output_tokens", "prefill_worker", "decode_worker", "num_attempts")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    AGE_S_FIELD_NUMBER: _ClassVar[int]
+    REMAINING_S_FIELD_NUMBER: _ClassVar[int]
+    NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_WORKER_FIELD_NUMBER: _ClassVar[int]
+    DECODE_WORKER_FIELD_NUMBER: _ClassVar[int]
+    NUM_ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    state: RequestState
+    age_s: float
+    remaining_s: float
+    num_prompt_tokens: int
+    num_output_tokens: int
+    prefill_worker: str
+    decode_worker: str
+    num_attempts: int
+    def __init__(self, request_id: _Optional[str] = ..., state: _Optional[_Union[RequestState, str]] = ..., age_s: _Optional[float] = ..., remaining_s: _Optional[float] = ..., num_prompt_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., prefill_worker: _Optional[str] = ..., decode_worker: _Optional[str] = ..., num_attempts: _Optional[int] = ...) -> None: ...
+
+class DrainRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class DrainResponse(_message.Message):
+    __slots__ = ("num_requests",)
+    NUM_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    num_requests: int
+    def __init__(self, num_requests: _Optional[int] = ...) -> None: ...

@@ -54,6 +54,21 @@ class AdminStub:
                 request_serializer=twophase_dot_v1_dot_admin__pb2.RemoveWorkerRequest.SerializeToString,
                 response_deserializer=twophase_dot_v1_dot_admin__pb2.RemoveWorkerResponse.FromString,
                 _registered_method=True)
+        self.ListWorkers = channel.unary_unary(
+                '/twophase.v1.Admin/ListWorkers',
+                request_serializer=twophase_dot_v1_dot_admin__pb2.ListWorkersRequest.SerializeToString,
+                response_deserializer=twophase_dot_v1_dot_admin__pb2.ListWorkersResponse.FromString,
+                _registered_method=True)
+        self.ListRequests = channel.unary_unary(
+                '/twophase.v1.Admin/ListRequests',
+                request_serializer=twophase_dot_v1_dot_admin__pb2.ListRequestsRequest.SerializeToString,
+                response_deserializer=twophase_dot_v1_dot_admin__pb2.ListRequestsResponse.FromString,
+                _registered_method=True)
+        self.Drain = channel.unary_unary(
+                '/twophase.v1.Admin/Drain',
+                request_serializer=twophase_dot_v1_dot_admin__pb2.DrainRequest.SerializeToString,
+                response_deserializer=twophase_dot_v1_dot_admin__pb2.DrainResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServicer:
@@ -87,6 +102,29 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListWorkers(self, request, context):
+        """Lists the connected workers as placement sees them; asks none of them.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListRequests(self, request, context):
+        """Lists the requests that are inside, oldest first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Drain(self, request, context):
+        """Has a worker be given nothing new; what it serves goes on there, or at another decode worker
+        with the same KV layout where there is one. Holds until the worker connects anew. Idempotent;
+        INVALID_ARGUMENT when no worker of that name is connected.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -109,6 +147,21 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.RemoveWorker,
                     request_deserializer=twophase_dot_v1_dot_admin__pb2.RemoveWorkerRequest.FromString,
                     response_serializer=twophase_dot_v1_dot_admin__pb2.RemoveWorkerResponse.SerializeToString,
+            ),
+            'ListWorkers': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListWorkers,
+                    request_deserializer=twophase_dot_v1_dot_admin__pb2.ListWorkersRequest.FromString,
+                    response_serializer=twophase_dot_v1_dot_admin__pb2.ListWorkersResponse.SerializeToString,
+            ),
+            'ListRequests': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListRequests,
+                    request_deserializer=twophase_dot_v1_dot_admin__pb2.ListRequestsRequest.FromString,
+                    response_serializer=twophase_dot_v1_dot_admin__pb2.ListRequestsResponse.SerializeToString,
+            ),
+            'Drain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Drain,
+                    request_deserializer=twophase_dot_v1_dot_admin__pb2.DrainRequest.FromString,
+                    response_serializer=twophase_dot_v1_dot_admin__pb2.DrainResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -219,6 +272,87 @@ class Admin:
             '/twophase.v1.Admin/RemoveWorker',
             twophase_dot_v1_dot_admin__pb2.RemoveWorkerRequest.SerializeToString,
             twophase_dot_v1_dot_admin__pb2.RemoveWorkerResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListWorkers(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/twophase.v1.Admin/ListWorkers',
+            twophase_dot_v1_dot_admin__pb2.ListWorkersRequest.SerializeToString,
+            twophase_dot_v1_dot_admin__pb2.ListWorkersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListRequests(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/twophase.v1.Admin/ListRequests',
+            twophase_dot_v1_dot_admin__pb2.ListRequestsRequest.SerializeToString,
+            twophase_dot_v1_dot_admin__pb2.ListRequestsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/twophase.v1.Admin/Drain',
+            twophase_dot_v1_dot_admin__pb2.DrainRequest.SerializeToString,
+            twophase_dot_v1_dot_admin__pb2.DrainResponse.FromString,
             options,
             channel_credentials,
             insecure,

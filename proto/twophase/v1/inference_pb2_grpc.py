@@ -32,7 +32,7 @@ class InferenceStub:
     takes the router's (router.default_deadline_s), which is also the most. A client that goes away,
     in a unary call as in a stream, cancels its request.
 
-    A message may hold as many bytes as a prompt of the context's length can need, at least 1 MiB and
+    A message may hold as many bytes as a prompt of the context's length can need, at least 4 MiB and
     at most 64 MiB (router.max_message sets another limit); RESOURCE_EXHAUSTED names both sizes.
 
     Errors: INVALID_ARGUMENT (field, value, limit), ALREADY_EXISTS (request_id is in use),
@@ -89,7 +89,7 @@ class InferenceServicer:
     takes the router's (router.default_deadline_s), which is also the most. A client that goes away,
     in a unary call as in a stream, cancels its request.
 
-    A message may hold as many bytes as a prompt of the context's length can need, at least 1 MiB and
+    A message may hold as many bytes as a prompt of the context's length can need, at least 4 MiB and
     at most 64 MiB (router.max_message sets another limit); RESOURCE_EXHAUSTED names both sizes.
 
     Errors: INVALID_ARGUMENT (field, value, limit), ALREADY_EXISTS (request_id is in use),
@@ -192,7 +192,7 @@ class Inference:
     takes the router's (router.default_deadline_s), which is also the most. A client that goes away,
     in a unary call as in a stream, cancels its request.
 
-    A message may hold as many bytes as a prompt of the context's length can need, at least 1 MiB and
+    A message may hold as many bytes as a prompt of the context's length can need, at least 4 MiB and
     at most 64 MiB (router.max_message sets another limit); RESOURCE_EXHAUSTED names both sizes.
 
     Errors: INVALID_ARGUMENT (field, value, limit), ALREADY_EXISTS (request_id is in use),

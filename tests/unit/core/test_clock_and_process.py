@@ -3,12 +3,14 @@
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 
 import pytest
 
 from core.clock import ManualClock, MonotonicClock
 from core.errors import ConfigError, ModelError
-from core.process import EXIT_REFUSED, exit_code_of, until_signal
+from core.process import EXIT_REFUSED, STOP_SIGNALS, exit_code_of, until_signal
 
 
 class TestClocks:
@@ -60,8 +62,32 @@ async def test_the_first_signal_asks_to_stop_in_order(number):
         os.kill(os.getpid(), number)
         await asyncio.wait_for(stop.wait(), 5.0)
 
+    before = {used: signal.getsignal(used) for used in STOP_SIGNALS}
     try:
         await until_signal(serve)
     finally:
-        for used in (signal.SIGINT, signal.SIGTERM):
+        for used, handler in before.items():
             asyncio.get_running_loop().remove_signal_handler(used)
+            signal.signal(used, handler)
+
+
+@pytest.mark.parametrize("first", STOP_SIGNALS)
+@pytest.mark.parametrize("second", STOP_SIGNALS)
+def test_the_second_signal_ends_the_process_at_once(first, second):
+    script = (
+        "import asyncio, sys; from core.process import until_signal\n"
+        "async def serve(stop):\n"
+        "    print('up', flush=True)\n"
+        "    await stop.wait()\n"
+        "    print('stopping', flush=True)\n"
+        "    await asyncio.sleep(60)\n"
+        "asyncio.run(until_signal(serve))\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout.readline() == "up\n"
+        process.send_signal(first)
+        assert process.stdout.readline() == "stopping\n"
+        process.send_signal(second)
+        assert process.wait(10.0) == -second

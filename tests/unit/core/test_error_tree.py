@@ -11,16 +11,20 @@ from core.errors import TransferFailure, TwophaseError
 EXAMPLES = [
     TwophaseError("it broke"),
     errors.InvalidRequest("top_p", 2.5, "at most 1"),
+    errors.DuplicateRequest("r1"),
     errors.Overloaded("full", retry_after_s=2.5),
     errors.DeadlineExceeded("late"),
     errors.Cancelled("gone"),
     errors.PeerLost("decode-0", "killed"),
+    errors.PeerStopping("decode-0"),
     errors.TransferFailed(TransferFailure.CHECKSUM, "piece 3"),
     errors.LayoutMismatch("num_layers 1 != 2"),
     errors.ConfigError("router.prt", "is not a known key", "port"),
     errors.ConfigError("router", "is odd"),
     errors.ModelError("no model"),
     errors.InvariantBroken("a bug"),
+    errors.Unauthenticated("no key"),
+    errors.PermissionDenied("no admin"),
 ]
 
 
@@ -44,11 +48,12 @@ def test_an_error_keeps_kind_text_and_fields_on_the_way(error, cross):
     ("error", "text"),
     [
         (EXAMPLES[1], "top_p is 2.5: at most 1"),
-        (EXAMPLES[5], "decode-0 was lost: killed"),
-        (EXAMPLES[6], "KV transfer failed (checksum): piece 3"),
-        (EXAMPLES[7], "KV layouts differ: num_layers 1 != 2"),
-        (EXAMPLES[8], "router.prt: is not a known key; did you mean 'port'?"),
-        (EXAMPLES[9], "router: is odd"),
+        (EXAMPLES[6], "decode-0 was lost: killed"),
+        (EXAMPLES[7], "decode-0 was lost: it is stopping"),
+        (EXAMPLES[8], "KV transfer failed (checksum): piece 3"),
+        (EXAMPLES[9], "KV layouts differ: num_layers 1 != 2"),
+        (EXAMPLES[10], "router.prt: is not a known key; did you mean 'port'?"),
+        (EXAMPLES[11], "router: is odd"),
     ],
 )
 def test_an_error_says_in_one_line_what_its_fields_hold(error, text):

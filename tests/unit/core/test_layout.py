@@ -77,6 +77,7 @@ def test_each_rank_holds_a_share_of_the_heads_or_a_copy_of_one():
     assert eight.block_bytes == 8 * eight.rank_block_bytes
 
 
+@pytest.mark.case("B-025", "B-027")
 @pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(KVLayout)])
 @pytest.mark.parametrize("may_convert_dtype", [True, False])
 def test_only_shapes_may_differ_and_what_may_not_is_told_with_both_layouts(name, may_convert_dtype):

@@ -4,9 +4,9 @@ import pytest
 
 from core.clock import ManualClock
 from core.worker import Role
-from router import fleet as fleet_module
-from router.fleet import Fleet
-from tests.unit.router.doubles import WORKER_TIMEOUT_S, FakeCluster, until
+from router.members import fleet as fleet_module
+from router.members.fleet import Fleet
+from tests.unit.router.doubles import WEDGED_AFTER_S, WORKER_TIMEOUT_S, FakeCluster, until
 
 
 @pytest.fixture
@@ -26,7 +26,9 @@ def clock():
 @pytest.fixture
 async def fleet(cluster, clock):
     """Whatever the test started in `cluster` joins with `join`."""
-    async with Fleet(clock, worker_timeout_s=WORKER_TIMEOUT_S) as fleet:
+    async with Fleet(
+        clock, worker_timeout_s=WORKER_TIMEOUT_S, wedged_after_s=WEDGED_AFTER_S
+    ) as fleet:
         yield fleet
 
 

@@ -5,6 +5,7 @@ dispatcher above it are the real ones. A worker does nothing by itself; the test
 """
 
 import asyncio
+import dataclasses
 import itertools
 
 from core.errors import DeadlineExceeded, PeerLost
@@ -30,7 +31,8 @@ TRANSFER_REPORT = TransferReport("memory", 512, 2, push_s=0.75, exposed_s=0.25)
 DECODE_REPORT = DecodeReport(slot_wait_s=0.125, decode_s=2.0)
 DONE = DecodeDone(FinishReason.LENGTH, DECODE_REPORT)
 END = object()
-WORKER_TIMEOUT_S = 5.0
+WORKER_TIMEOUT_S = 4.0
+WEDGED_AFTER_S = 60.0
 
 
 def make_request(request_id="r", *, num_prompt_tokens=6, deadline_s=1e9, **sampling):
@@ -45,7 +47,7 @@ def make_request(request_id="r", *, num_prompt_tokens=6, deadline_s=1e9, **sampl
 
 def make_info(name, role=Role.DECODE, *, layout=LAYOUT, incarnation="1", **changes):
     fields = {
-        "num_blocks": 8,
+        "num_blocks": 16,
         "max_context_tokens": 64,
         "vocab_size": 512,
         "max_num_sequences": 4,
@@ -126,6 +128,7 @@ class FakeWorker:
     def __init__(self, info):
         self.info = info
         self.address = f"{info.name}:1"
+        self.status = make_status(info)
         self.stream = FakeStream()
         self.calls = []
         self.num_open_calls = 0
@@ -154,10 +157,18 @@ class FakeWorker:
     def leave_heartbeat_unanswered(self):
         self._heartbeats.put_nowait(DeadlineExceeded("no answer"))
 
+    def answer_heartbeat(self, **changes):
+        """Answer one status call of the fleet, and every other caller from now on, like this."""
+        self.status = dataclasses.replace(self.status, **changes)
+        self._heartbeats.put_nowait(self.status)
+
     async def heartbeat(self):
         """Ends only as the test says; each is one status call of the fleet."""
         self.num_heartbeats += 1
-        raise await self._heartbeats.get()
+        said = await self._heartbeats.get()
+        if isinstance(said, Exception):
+            raise said
+        return said
 
 
 class FakePeer:
@@ -177,8 +188,8 @@ class FakePeer:
         if self._worker.refusal is not None:
             raise self._worker.refusal
         if timeout_s == WORKER_TIMEOUT_S:
-            await self._worker.heartbeat()
-        return make_status(self._worker.info)
+            return await self._worker.heartbeat()
+        return self._worker.status
 
     def session(self):
         return self._worker.stream

@@ -1,9 +1,10 @@
 """Stop strings: cut at the first match, held back no longer than they may match."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.answer_text import StopStrings
+from router.text.answer_text import StopStrings
 
 texts = st.text("ab.", max_size=30)
 stop_lists = st.lists(st.text("ab.", min_size=1, max_size=4), min_size=1, max_size=4).map(tuple)
@@ -44,6 +45,7 @@ class TestStopStrings:
     def test_without_stop_strings_nothing_is_held(self):
         assert feed((), ["a", "b"]) == (["a", "b"], "", None)
 
+    @pytest.mark.case("B-115", "B-117")
     @given(stop_lists, texts, st.lists(st.integers(0, 30), max_size=5))
     def test_the_text_ends_before_the_first_match_however_it_is_cut(self, stops, text, cuts):
         edges = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})

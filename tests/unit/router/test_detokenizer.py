@@ -10,8 +10,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
-from router.detokenizer import Detokenizer
-from router.tokenizer import Tokenizer
+from router.text.detokenizer import Detokenizer
+from router.text.tokenizer import Tokenizer
 
 FAMILY = "\U0001f469\u200d\U0001f469\u200d\U0001f467\u200d\U0001f466"
 TEXTS = [
@@ -78,6 +78,7 @@ def stream(tokenizer: Tokenizer, token_ids: Sequence[int], *, step: int = 1) -> 
     return [*parts, detokenizer.finish()]
 
 
+@pytest.mark.case("B-113")
 @BOTH
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("step", [1, 2, 3, 100])

@@ -4,8 +4,8 @@ import pytest
 
 from core.errors import PeerLost
 from core.worker import CancelRequest, DecodeUpdate, RequestFailed, Role
-from router.fleet import Fleet
-from router.member import Mailbox
+from router.members.fleet import Fleet
+from router.members.member import Mailbox
 from tests.unit.router.doubles import (
     END,
     PREFILL_REPORT,
@@ -183,7 +183,7 @@ async def test_a_removed_worker_is_forgotten_and_its_connection_closed(fleet, cl
 
 
 async def test_leaving_closes_every_connection(cluster, clock):
-    async with Fleet(clock, worker_timeout_s=WORKER_TIMEOUT_S) as fleet:
+    async with Fleet(clock, worker_timeout_s=WORKER_TIMEOUT_S, wedged_after_s=60.0) as fleet:
         for name in ("decode-0", "decode-1"):
             fleet.add(cluster.start(name).address)
         await until(lambda: len(fleet.members(Role.DECODE)) == 2)

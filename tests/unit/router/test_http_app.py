@@ -21,14 +21,15 @@ from core.errors import (
 from core.sampling import Sampling
 from core.worker import CancelRequest, RequestFailed, Reserve, Role
 from router.admission import Admission
-from router.chat_template import ChatTemplate
 from router.config import FrontDoorConfig
 from router.dispatch import Dispatcher
 from router.generation import FrontDoor, Generation, Incoming
 from router.http.app import HttpApp
 from router.http.reading import BodyReader
 from router.request import Defaults
-from router.tokenizer import Tokenizer
+from router.running import RunningRequests
+from router.text.chat_template import ChatTemplate
+from router.text.tokenizer import Tokenizer
 from router.totals import KvCounters
 from tests.unit.router.doubles import (
     DONE,
@@ -175,7 +176,9 @@ async def empty_world(fleet, clock, router_config, monkeypatch):
     monkeypatch.setattr(asyncio, "to_thread", at_once)
     counters = KvCounters()
     config = FrontDoorConfig("tiny", Mode.DISAGGREGATED, router_config)
-    door = FrontDoor(Admission(router_config.max_active_requests), Probe(), counters)
+    door = FrontDoor(
+        Admission(router_config.max_active_requests), Probe(), counters, RunningRequests(clock)
+    )
     async with Dispatcher(fleet, config.dispatch, counters, clock) as dispatcher:
         generation = Generation(
             fleet, dispatcher, make_tokenizer(), door, config=config, clock=clock

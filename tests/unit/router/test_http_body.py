@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from core.completion import ChatMessage
 from core.errors import InvalidRequest, ModelError
+from core.request import Priority, Sender
 from core.sampling import Constraint, ConstraintKind, Sampling
 from router.http.body import Kind, defaults_of, read_body
 from router.http.defaults import checkpoint_defaults
@@ -131,6 +132,18 @@ class TestTaken:
         assert chat(max_completion_tokens=4).asked.max_tokens == 4
         assert chat(max_completion_tokens=4, max_tokens=4).asked.max_tokens == 4
         assert chat(max_completion_tokens=4).names["max_tokens"] == "max_completion_tokens"
+
+    @pytest.mark.parametrize(
+        ("fields", "sender"),
+        [
+            ({}, Sender()),
+            ({"user": "u", "priority": -3}, Sender("u", "u", Priority.HIGH)),
+            ({"user": "u", "prompt_cache_key": "k", "priority": 0}, Sender("u", "k")),
+            ({"prompt_cache_key": "k", "priority": 9}, Sender("", "k", Priority.LOW)),
+        ],
+    )
+    def test_a_chat_says_for_whom_it_is_and_how_urgent(self, fields, sender):
+        assert chat(**fields).sender == sender
 
     @pytest.mark.parametrize(("sent", "kept"), [(-1, 0), (0, 0), (7, 7), (7.0, 7)])
     def test_minus_one_keeps_all_tokens_as_zero_does(self, sent, kept):

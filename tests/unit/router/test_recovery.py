@@ -314,8 +314,8 @@ class TestTheDecision:
     def test_the_worker_that_failed_is_avoided(self, failure, avoided):
         recovery = Recovery(OnFailure.RESUME, 9)
         recovery.failed(failure, PAIR)
-        prefills = recovery.prefill([PrefillLoad(i, i, LAYOUT, 0) for i in "pq"])
-        decodes = recovery.decode([DecodeLoad(i, i, LAYOUT, 0, 4) for i in "de"])
+        prefills = recovery.prefill([PrefillLoad(i, i, LAYOUT, 0, 64, 16) for i in "pq"])
+        decodes = recovery.decode([DecodeLoad(i, i, LAYOUT, 0, 4, 64, 16) for i in "de"])
         expected = {"p": (["q"], ["d", "e"]), "d": (["p", "q"], ["e"])}[avoided]
         assert ([load.name for load in prefills], [load.name for load in decodes]) == expected
 

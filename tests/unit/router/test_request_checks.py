@@ -10,7 +10,6 @@ from core.completion import ChatMessage
 from core.errors import InvalidRequest
 from core.request import MAX_SEED, SamplingParams
 from core.sampling import Sampling
-from router.chat_template import ChatTemplate
 from router.request import (
     Limits,
     check_model,
@@ -19,7 +18,8 @@ from router.request import (
     stop_strings_of,
     token_ids_of,
 )
-from router.tokenizer import Tokenizer
+from router.text.chat_template import ChatTemplate
+from router.text.tokenizer import Tokenizer
 
 LIMITS = Limits(model="tiny", vocab_size=258, max_context_tokens=16)
 EOS = (1,)
@@ -115,6 +115,7 @@ class TestSampling:
     def test_a_seed_is_drawn_for_each_request_that_gives_none(self):
         assert len({sampling_of(asked(), 6, EOS, LIMITS).seed for _ in range(4)}) > 1
 
+    @pytest.mark.case("B-043")
     def test_the_default_length_is_256_where_there_is_room(self):
         limits = Limits("tiny", 258, 1000)
         assert sampling_of(asked(), 6, EOS, limits).max_tokens == 256

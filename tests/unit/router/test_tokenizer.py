@@ -13,8 +13,8 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from core.completion import ChatMessage
 from core.errors import InvalidRequest, ModelError
-from router.control_tokens import ControlTokens
-from router.tokenizer import Tokenizer
+from router.text.control_tokens import ControlTokens
+from router.text.tokenizer import Tokenizer
 
 REFERENCE = Path(__file__).parents[2] / "data" / "tokenizer_reference.jsonl"
 CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
@@ -85,6 +85,7 @@ def test_prompt_ids_and_output_text_equal_the_reference(row: dict, smollm2: Toke
     assert smollm2.decode(row["output_token_ids"]) == row["output_text"]
 
 
+@pytest.mark.case("B-111")
 @pytest.mark.model
 def test_facts_of_the_default_model_come_from_its_files(smollm2: Tokenizer):
     assert smollm2.vocab_size == 49152
@@ -139,6 +140,7 @@ def test_the_chat_template_ends_where_the_answer_begins(chatml: Tokenizer):
     assert num_control(token_ids) == 3
 
 
+@pytest.mark.case("B-102")
 @pytest.mark.parametrize(
     "content",
     [
@@ -285,5 +287,5 @@ def test_the_bound_allows_for_composing_and_is_absent_where_nothing_is_known(tmp
 
 
 def test_the_tokenizer_needs_no_torch():
-    code = "import sys, router.detokenizer; sys.exit('torch' in sys.modules)"
+    code = "import sys, router.text.detokenizer; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -8,12 +8,15 @@ from core import errors, link
 from core.completion import ChatMessage, Chunk, Completion
 from core.errors import TransferFailure
 from core.layout import Dtype, KVLayout
+from core.listing import ListedRequest, ListedWorker, WorkerState
 from core.request import (
     FinishReason,
     Logprobs,
     Request,
     RequestId,
+    RequestState,
     SamplingParams,
+    Sender,
     Usage,
     WorkerName,
 )
@@ -117,6 +120,7 @@ requests = fields(
     sampling=samplings,
     deadline_s=st.floats(-1e6, 1e6),
     num_resumed_tokens=counts,
+    sender=st.just(Sender()),
 )
 phases = fields(
     Phases,
@@ -249,6 +253,7 @@ commands = fields(Reserve, request=requests, prefill_locally=st.booleans()) | fi
 all_errors = st.one_of(
     st.builds(errors.TwophaseError, texts),
     st.builds(errors.InvalidRequest, texts, texts | st.integers() | st.floats(), texts),
+    st.builds(errors.DuplicateRequest, texts),
     st.builds(errors.Overloaded, texts, retry_after_s=seconds),
     st.builds(errors.DeadlineExceeded, texts),
     st.builds(errors.Cancelled, texts),
@@ -258,6 +263,8 @@ all_errors = st.one_of(
     st.builds(errors.LayoutMismatch, texts),
     st.builds(errors.ConfigError, texts, texts, st.none() | texts.filter(bool)),
     st.builds(errors.ModelError, texts),
+    st.builds(errors.Unauthenticated, texts),
+    st.builds(errors.PermissionDenied, texts),
 )
 
 updates = fields(
@@ -350,3 +357,29 @@ holders = fields(
     age_s=st.floats(0, 1e9),
 )
 stuck_workers = fields(StuckWorker, name=names, address=texts, why=texts, age_s=st.floats(0, 1e9))
+
+listed_workers = fields(
+    ListedWorker,
+    name=names,
+    role=st.sampled_from(Role),
+    address=texts,
+    incarnation=texts,
+    state=st.sampled_from(WorkerState),
+    num_requests=counts,
+    num_prompt_tokens=wides,
+    max_context_tokens=counts,
+    num_blocks=counts,
+    max_num_sequences=counts,
+)
+listed_requests = fields(
+    ListedRequest,
+    request_id=request_ids,
+    state=st.sampled_from(RequestState),
+    age_s=seconds,
+    remaining_s=st.none() | seconds,
+    num_prompt_tokens=counts,
+    num_output_tokens=counts,
+    prefill_worker=names,
+    decode_worker=names,
+    num_attempts=counts,
+)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from core import link, worker
 from core.errors import TwophaseError
 from tests.unit.twophase import strategies as some
-from twophase import link_wire, status_wire, wire, worker_wire
+from twophase import link_wire, listing_wire, status_wire, wire, worker_wire
 from twophase.v1 import worker_pb2 as pb
 
 NOW_S = st.floats(-1e6, 1e6)
@@ -43,6 +43,16 @@ PAIRS = {
     "status": (some.statuses, status_wire.status_to_wire, status_wire.status_from_wire),
     "holder": (some.holders, status_wire.holder_to_wire, status_wire.holder_from_wire),
     "stuck": (some.stuck_workers, status_wire.stuck_to_wire, status_wire.stuck_from_wire),
+    "listed worker": (
+        some.listed_workers,
+        listing_wire.listed_worker_to_wire,
+        listing_wire.listed_worker_from_wire,
+    ),
+    "listed request": (
+        some.listed_requests,
+        listing_wire.listed_request_to_wire,
+        listing_wire.listed_request_from_wire,
+    ),
     "reservation": (
         some.reservations,
         worker_wire.reservation_to_wire,

@@ -11,41 +11,35 @@ Pure: knows no workers and reads no clock.
 import bisect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from enum import IntEnum
+
+from core.request import Priority
 
 MAX_REMEMBERED_CLIENTS = 4096
-
-
-class Priority(IntEnum):
-    """Which requests go first; RESUMED are answers that a worker failed on their way."""
-
-    RESUMED = 0
-    HIGH = 1
-    NORMAL = 2
-    LOW = 3
 
 
 @dataclass(eq=False, slots=True)
 class Ticket:
     """One request that waits.
 
+    is_resumed: workers have failed its answer on the way; it goes before all that are new.
     num_prompt_tokens have to be read for it; num_tokens, prompt and answer at their longest, are
-    its cost. passed_since_s is when it was first at the head and could not be placed.
+    its cost. tried_s is when it was first tried in vain.
     """
 
     client: str
     priority: Priority
+    is_resumed: bool
     num_prompt_tokens: int
     num_tokens: int
     arrived_s: float
-    passed_since_s: float | None = None
+    tried_s: float | None = None
     start: float = field(default=0.0, init=False)
     number: int = field(default=0, init=False)
 
     @property
-    def place_in_line(self) -> tuple[int, float, int]:
+    def place_in_line(self) -> tuple[bool, Priority, float, int]:
         """Sorts tickets; the lowest is next."""
-        return (self.priority, self.start, self.number)
+        return (not self.is_resumed, self.priority, self.start, self.number)
 
 
 class FairQueue:
@@ -91,8 +85,8 @@ class FairQueue:
         self._forget()
 
     def ahead_of(self, client: str, priority: Priority) -> Sequence[Ticket]:
-        """Those that would be served before a new ticket of `client`."""
-        place = (priority, self._start_of(client), self._num_pushed + 1)
+        """Those that would be served before a new request of `client`."""
+        place = (True, priority, self._start_of(client), self._num_pushed + 1)
         return [ticket for ticket in self._line if ticket.place_in_line < place]
 
     def _start_of(self, client: str) -> float:

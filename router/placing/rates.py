@@ -11,6 +11,8 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from core.timeline import TransferReport
+
 # Weight of what was measured before, at each new report: about the last ten count.
 KEPT = 0.9
 
@@ -60,41 +62,33 @@ class Rates:
         """`worker` read `num_tokens` prompt tokens, queue included, in `span_s` up to now."""
         self._prefill.setdefault(worker, Meter()).note(num_tokens, span_s, now_s)
 
-    def note_transfer(
-        self, link: tuple[str, str], num_bytes: int, push_s: float, exposed_s: float, now_s: float
-    ) -> None:
+    def note_transfer(self, link: tuple[str, str], report: TransferReport, now_s: float) -> None:
         """A handoff over `link`, (prefill, decode), was sealed now."""
-        self._link.setdefault(link, Meter()).note(num_bytes, push_s, now_s)
-        self._exposed.setdefault(link, Mean()).note(exposed_s)
+        self._link.setdefault(link, Meter()).note(report.num_bytes, report.push_s, now_s)
+        self._exposed.setdefault(link, Mean()).note(report.exposed_s)
 
     def note_decode(self, worker: str, decode_s: float) -> None:
         """A sequence held a decode slot of `worker` for `decode_s`."""
         self._decode.setdefault(worker, Mean()).note(decode_s)
 
     def prefill_tokens_per_s(self, worker: str) -> float | None:
-        """Of `worker`; of the others' mean while only they were measured."""
+        """Of `worker`; the mean of the others while only they were measured."""
         own = self._prefill.get(worker)
         if own is not None and own.per_s is not None:
             return own.per_s
         return _mean([meter.per_s for meter in self._prefill.values()])
 
-    def is_prefill_measured(self, worker: str) -> bool:
-        """Whether this very worker has read prompts."""
-        own = self._prefill.get(worker)
-        return own is not None and own.per_s is not None
+    def link_bytes_per_s(self) -> float | None:
+        """Of all links together that carried something."""
+        known = [rate for meter in self._link.values() if (rate := meter.per_s) is not None]
+        return sum(known) if known else None
 
-    def link_bytes_per_s(self, link: tuple[str, str]) -> float | None:
-        """Of `link`; None until it carried something."""
-        meter = self._link.get(link)
-        return meter.per_s if meter is not None else None
-
-    def exposed_transfer_s(self, link: tuple[str, str]) -> float | None:
-        """What a handoff over `link` took after its last chunk was computed."""
-        mean = self._exposed.get(link)
-        return mean.value if mean is not None else None
+    def exposed_transfer_s(self) -> float | None:
+        """What a handoff takes after its last chunk was computed; the mean of the links."""
+        return _mean([mean.value for mean in self._exposed.values()])
 
     def decode_s(self) -> float | None:
-        """How long a sequence holds a decode slot, on the mean of the workers."""
+        """How long a sequence holds a decode slot; the mean of the workers."""
         return _mean([mean.value for mean in self._decode.values()])
 
     def keep(self, incarnations: Collection[str]) -> None:

@@ -46,6 +46,7 @@ class PrefixIndex:
 
     def __init__(self) -> None:
         self._blocks: dict[str, OrderedDict[int, None]] = {}
+        self._sizes: dict[str, tuple[int, int]] = {}
 
     def num_cached_tokens(self, incarnation: str, prompt: PromptBlocks, block_size: int) -> int:
         """Tokens of the longest prefix that the worker was sent before.
@@ -67,9 +68,17 @@ class PrefixIndex:
         self, incarnation: str, prompt: PromptBlocks, block_size: int, num_blocks: int
     ) -> None:
         """The worker, which has `num_blocks` blocks, was sent this prompt."""
+        self._sizes[incarnation] = (block_size, num_blocks)
+        self.extend(incarnation, prompt)
+
+    def extend(self, incarnation: str, tokens: PromptBlocks) -> None:
+        """A worker that was sent prompts before has these tokens, too; others are not noted."""
+        if incarnation not in self._sizes:
+            return
+        block_size, num_blocks = self._sizes[incarnation]
         known = self._blocks.setdefault(incarnation, OrderedDict())
         # Last to first: a prefix is worth more than what follows it, so it is forgotten later.
-        for block in reversed(prompt.hashes(block_size)[:num_blocks]):
+        for block in reversed(tokens.hashes(block_size)[:num_blocks]):
             known[block] = None
             known.move_to_end(block)
         while len(known) > num_blocks:
@@ -77,5 +86,5 @@ class PrefixIndex:
 
     def keep(self, incarnations: Collection[str]) -> None:
         """Forget every worker but these: a process that is gone took its cache along."""
-        for gone in self._blocks.keys() - set(incarnations):
-            del self._blocks[gone]
+        for gone in self._sizes.keys() - set(incarnations):
+            del self._sizes[gone], self._blocks[gone]

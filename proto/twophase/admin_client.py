@@ -1,0 +1,73 @@
+"""What operators call: the part of the public clients that lists and drains.
+
+Reached as `Client.admin` and `AsyncClient.admin`; uses their connection.
+"""
+
+from typing import Any
+
+from core.listing import ListedRequest, ListedWorker
+from twophase.calls import call, call_async
+from twophase.listing_wire import listed_request_from_wire, listed_worker_from_wire
+from twophase.v1 import admin_pb2 as pb
+
+TIMEOUT_S = 5.0
+
+
+class Admin:
+    """Blocking calls; the client keeps ownership of the connection."""
+
+    def __init__(self, stub: Any, address: str) -> None:  # Any: stubs have no types of their own
+        self._stub = stub
+        self._address = address
+
+    def workers(self, *, timeout_s: float = TIMEOUT_S) -> list[ListedWorker]:
+        """The connected workers as placement sees them."""
+        reply = call(self._address, self._stub.ListWorkers, pb.ListWorkersRequest(), timeout_s)
+        return [listed_worker_from_wire(worker) for worker in reply.workers]
+
+    def requests(self, *, timeout_s: float = TIMEOUT_S) -> list[ListedRequest]:
+        """The requests that are inside, oldest first."""
+        reply = call(self._address, self._stub.ListRequests, pb.ListRequestsRequest(), timeout_s)
+        return [listed_request_from_wire(request) for request in reply.requests]
+
+    def drain(self, name: str, *, timeout_s: float = TIMEOUT_S) -> int:
+        """Have a worker be given nothing new; returns how many requests it still serves.
+
+        Raises:
+            InvalidRequest: no worker of that name is connected.
+        """
+        reply = call(self._address, self._stub.Drain, pb.DrainRequest(name=name), timeout_s)
+        return int(reply.num_requests)
+
+
+class AsyncAdmin:
+    """As Admin, for asyncio."""
+
+    def __init__(self, stub: Any, address: str) -> None:  # Any: as in Admin
+        self._stub = stub
+        self._address = address
+
+    async def workers(self, *, timeout_s: float = TIMEOUT_S) -> list[ListedWorker]:
+        """The connected workers as placement sees them."""
+        reply = await call_async(
+            self._address, self._stub.ListWorkers, pb.ListWorkersRequest(), timeout_s
+        )
+        return [listed_worker_from_wire(worker) for worker in reply.workers]
+
+    async def requests(self, *, timeout_s: float = TIMEOUT_S) -> list[ListedRequest]:
+        """The requests that are inside, oldest first."""
+        reply = await call_async(
+            self._address, self._stub.ListRequests, pb.ListRequestsRequest(), timeout_s
+        )
+        return [listed_request_from_wire(request) for request in reply.requests]
+
+    async def drain(self, name: str, *, timeout_s: float = TIMEOUT_S) -> int:
+        """Have a worker be given nothing new; returns how many requests it still serves.
+
+        Raises:
+            InvalidRequest: no worker of that name is connected.
+        """
+        reply = await call_async(
+            self._address, self._stub.Drain, pb.DrainRequest(name=name), timeout_s
+        )
+        return int(reply.num_requests)

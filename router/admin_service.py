@@ -1,0 +1,167 @@
+"""gRPC in, core types out: what operators and the deployment ask of a router.
+
+Runs in the router's event loop.
+"""
+
+import asyncio
+
+from core.clock import Clock
+from core.errors import InvalidRequest, PeerLost, TwophaseError
+from core.listing import ListedRequest, ListedWorker, WorkerState
+from core.request import PROBE_ID, WorkerName, id_of_attempt
+from core.worker import BlockHolder, Role
+from router.config import FrontDoorConfig
+from router.dispatch import Dispatcher
+from router.generation import FrontDoor
+from router.members.fleet import Fleet
+from router.members.member import Member
+from router.running import RunningRequest
+from twophase.listing_wire import listed_request_to_wire, listed_worker_to_wire
+from twophase.server import Context, abort
+from twophase.status_wire import holder_to_wire, kv_totals_to_wire, status_to_wire, stuck_to_wire
+from twophase.v1 import admin_pb2 as pb
+from twophase.v1 import admin_pb2_grpc as pb_grpc
+
+STATUS_TIMEOUT_S = 2.0
+# Below the clients' own limit, so that they hear why.
+ADD_WORKER_TIMEOUT_S = 20.0
+
+
+class AdminService(pb_grpc.AdminServicer):
+    """What operators and the deployment call."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        dispatcher: Dispatcher,
+        door: FrontDoor,
+        *,
+        config: FrontDoorConfig,
+        http_address: str,
+        clock: Clock,
+    ) -> None:
+        self._fleet = fleet
+        self._dispatcher = dispatcher
+        self._http_address = http_address
+        self._door = door
+        self._config = config
+        self._clock = clock
+
+    async def GetStatus(
+        self, request: pb.GetStatusRequest, context: Context
+    ) -> pb.GetStatusResponse:
+        statuses, silent = await self._fleet.statuses(STATUS_TIMEOUT_S)
+        return pb.GetStatusResponse(
+            mode=self._config.mode,
+            model=self._config.model,
+            is_ready=self._door.readiness.is_ready,
+            num_active_requests=self._door.admission.num_active_requests,
+            workers=[status_to_wire(status) for status in statuses],
+            num_prefill_calls=self._dispatcher.num_prefill_calls,
+            num_mailboxes=self._fleet.num_mailboxes,
+            kv=kv_totals_to_wire(self._door.counters.totals),
+            silent_workers=silent,
+            http_address=self._http_address,
+            stuck_workers=map(stuck_to_wire, self._fleet.stuck),
+        )
+
+    async def AuditBlocks(
+        self, request: pb.AuditBlocksRequest, context: Context
+    ) -> pb.AuditBlocksResponse:
+        return pb.AuditBlocksResponse(
+            holders=[
+                pb.AuditedHolder(
+                    holder=holder_to_wire(holder),
+                    is_orphan=self._is_orphan(holder),
+                )
+                for holder in await self._fleet.holders(STATUS_TIMEOUT_S)
+            ]
+        )
+
+    def _is_orphan(self, holder: BlockHolder) -> bool:
+        """Whether blocks are held for nobody; quarantine outlives its request by design."""
+        is_known = self._door.admission.is_active(id_of_attempt(holder.request_id))
+        is_probe = holder.request_id.startswith(PROBE_ID)
+        return not is_known and not is_probe and holder.state != "quarantined"
+
+    async def AddWorker(
+        self, request: pb.AddWorkerRequest, context: Context
+    ) -> pb.AddWorkerResponse:
+        try:
+            if ":" not in request.address:
+                raise InvalidRequest("address", request.address, "must be host:port")
+            is_new = self._fleet.add(request.address)
+            info = await self._fleet.wait_for(request.address, ADD_WORKER_TIMEOUT_S)
+        except (PeerLost, asyncio.CancelledError) as error:
+            if is_new:  # nobody would know that it is still looked for
+                await self._fleet.remove(request.address)
+            if isinstance(error, PeerLost):
+                await abort(context, error)
+            raise
+        except TwophaseError as error:
+            await abort(context, error)
+            raise
+        return pb.AddWorkerResponse(name=info.name)
+
+    async def RemoveWorker(
+        self, request: pb.RemoveWorkerRequest, context: Context
+    ) -> pb.RemoveWorkerResponse:
+        await self._fleet.remove(request.address)
+        return pb.RemoveWorkerResponse()
+
+    async def ListWorkers(
+        self, request: pb.ListWorkersRequest, context: Context
+    ) -> pb.ListWorkersResponse:
+        now_s = self._clock.now_s()
+        members = [member for role in Role for member in self._fleet.members(role)]
+        listed = [listed_worker_to_wire(_listed_worker(member, now_s)) for member in members]
+        return pb.ListWorkersResponse(workers=listed)
+
+    async def ListRequests(
+        self, request: pb.ListRequestsRequest, context: Context
+    ) -> pb.ListRequestsResponse:
+        now_s = self._clock.now_s()
+        running = self._door.running.oldest_first()
+        listed = [listed_request_to_wire(_listed_request(one, now_s)) for one in running]
+        return pb.ListRequestsResponse(requests=listed)
+
+    async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
+        member = self._fleet.drain(WorkerName(request.name))
+        if member is None:
+            error = InvalidRequest("name", request.name, "no worker of that name is connected")
+            await abort(context, error)
+            raise error
+        return pb.DrainResponse(num_requests=member.num_requests)
+
+
+def _listed_worker(member: Member, now_s: float) -> ListedWorker:
+    info = member.info
+    state = WorkerState.READY if member.is_usable(now_s) else WorkerState.SUSPECT
+    return ListedWorker(
+        name=info.name,
+        role=info.role,
+        address=member.peer.address,
+        incarnation=info.incarnation,
+        state=WorkerState.DRAINING if member.is_draining else state,
+        num_requests=member.num_requests,
+        num_prompt_tokens=member.num_prompt_tokens,
+        max_context_tokens=info.max_context_tokens,
+        num_blocks=info.num_blocks,
+        max_num_sequences=info.max_num_sequences,
+    )
+
+
+def _listed_request(running: RunningRequest, now_s: float) -> ListedRequest:
+    answer = running.answers[-1] if running.answers else None
+    prefill_worker, decode_worker = answer.workers if answer else (WorkerName(""), WorkerName(""))
+    return ListedRequest(
+        request_id=running.request_id,
+        state=running.state,
+        age_s=now_s - running.received_s,
+        remaining_s=answer.request.deadline_s - now_s if answer else None,
+        num_prompt_tokens=answer.request.num_prompt_tokens if answer else 0,
+        num_output_tokens=sum(len(each.log) for each in running.answers),
+        prefill_worker=prefill_worker,
+        decode_worker=decode_worker,
+        num_attempts=answer.num_attempts if answer else 0,
+    )

@@ -1,0 +1,1 @@
+"""Workers as the router knows them: who is connected, who is loaded, who is not to be trusted."""

@@ -1,0 +1,173 @@
+"""What the router knows of its workers beyond their own words: facts for placement and admission.
+
+    ledger         what was given to them and is not done      rates   how fast they were lately
+    prefix_index   which prompts they probably have cached     sessions   who served whom last
+
+Pure: facts and times in, facts out.
+"""
+
+from collections import OrderedDict
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+from core.request import Request
+from core.timeline import PrefillReport, TransferReport
+from core.worker import FirstToken, NewToken
+from router.admission import Backlog
+from router.answer import Event
+from router.placement import DecodeLoad, Need, Placement, PrefillLoad
+from router.placing.fairness import Ticket
+from router.placing.ledger import Ledger, Work
+from router.placing.prefix_index import PrefixIndex, PromptBlocks
+from router.placing.rates import Rates
+
+MAX_SESSIONS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Loads:
+    """Both pools as they are now."""
+
+    prefill: list[PrefillLoad]
+    decode: list[DecodeLoad]
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """One attempt at its workers; work None is a probe, which is neither load nor measured."""
+
+    placement: Placement
+    num_prompt_tokens: int = 0
+    work: Work | None = None
+
+
+class Knowledge:
+    """All of that.
+
+    Invariant: once every lease has ended, no worker has anything to do.
+    """
+
+    def __init__(self) -> None:
+        self.ledger = Ledger()
+        self.rates = Rates()
+        self._index = PrefixIndex()
+        self._sessions: OrderedDict[str, str] = OrderedDict()
+
+    def of(self, loads: Loads, prompt: PromptBlocks, session: str) -> Loads:
+        """`loads` as they are for this prompt."""
+        served = self._sessions.get(session) if session else None
+        return Loads(
+            [self._prefill(load, prompt) for load in loads.prefill],
+            [self._decode(load, prompt, served) for load in loads.decode],
+        )
+
+    def begin(
+        self, placement: Placement, need: Need, prompt: PromptBlocks, loads: Loads, session: str
+    ) -> Lease:
+        """The request was placed; `loads` are those that the decision saw. Ended by `end`."""
+        decode = next(d for d in loads.decode if d.incarnation == placement.decode_incarnation)
+        reader: PrefillLoad | DecodeLoad = decode
+        num_bytes = 0
+        if placement.prefill is not None:
+            reader = next(
+                p for p in loads.prefill if p.incarnation == placement.prefill_incarnation
+            )
+            num_cached_blocks = decode.num_cached_tokens // decode.layout.block_size
+            num_blocks = decode.layout.num_blocks(need.num_prompt_tokens) - num_cached_blocks
+            num_bytes = num_blocks * decode.layout.block_bytes
+        work = Work(
+            reader=reader.incarnation,
+            decode=decode.incarnation,
+            num_prompt_tokens=need.num_prompt_tokens - reader.num_cached_tokens,
+            num_kv_tokens=need.num_tokens - decode.num_cached_tokens,
+            num_bytes=num_bytes,
+        )
+        self.ledger.begin(work)
+        for load in {reader.incarnation: reader, decode.incarnation: decode}.values():
+            self._index.note(
+                load.incarnation, prompt, load.layout.block_size, load.num_cache_blocks
+            )
+        if session:
+            self._sessions[session] = decode.incarnation
+            self._sessions.move_to_end(session)
+            if len(self._sessions) > MAX_SESSIONS:
+                self._sessions.popitem(last=False)
+        return Lease(placement, need.num_prompt_tokens, work)
+
+    def hear(self, lease: Lease, event: Event, now_s: float) -> None:
+        """Take what a worker reports of its part."""
+        work = lease.work
+        if work is None:
+            return
+        match event:
+            case FirstToken():
+                self._read(lease, work, event.report, now_s)
+            case TransferReport():
+                self.ledger.shipped(work)
+                self.rates.note_transfer(work.link, event, now_s)
+            case NewToken():
+                self.ledger.shipped(work)
+                if event.prefill is not None:
+                    self._read(lease, work, event.prefill, now_s)
+                if event.done is not None:
+                    self.rates.note_decode(work.decode, event.done.report.decode_s)
+
+    def end(self, lease: Lease, request: Request, output_token_ids: Sequence[int]) -> None:
+        """The attempt is over; its decode worker has the answer cached, too. Called once."""
+        if lease.work is None:
+            return
+        self.ledger.end(lease.work)
+        if output_token_ids:
+            answered = PromptBlocks((*request.prompt_token_ids, *output_token_ids))
+            self._index.extend(lease.work.decode, answered)
+
+    def keep(self, incarnations: Collection[str]) -> None:
+        """Forget every worker but these."""
+        self._index.keep(incarnations)
+        self.rates.keep(incarnations)
+
+    def backlog(self, loads: Loads, ahead: Sequence[Ticket], need: Need) -> Backlog:
+        """What is to be done before a new request, tickets that wait in line before it included."""
+        ledger, rates, decode = self.ledger, self.rates, loads.decode
+        readers = [load.incarnation for load in loads.prefill or decode]
+        speeds = [rates.prefill_tokens_per_s(name) for name in readers]
+        num_prompt_tokens = sum(ledger.num_prompt_tokens(name) for name in readers)
+        num_kv_tokens = sum(ledger.num_kv_tokens(load.incarnation) for load in decode)
+        return Backlog(
+            num_prompt_tokens=num_prompt_tokens + sum(t.num_prompt_tokens for t in ahead),
+            prefill_tokens_per_s=sum(speed or 0.0 for speed in speeds) or None,
+            num_link_bytes=ledger.num_all_bytes,
+            link_bytes_per_s=rates.link_bytes_per_s(),
+            num_sequences=sum(ledger.num_sequences(d.incarnation) for d in decode) + len(ahead) + 1,
+            num_slots=sum(load.max_num_sequences for load in decode),
+            num_kv_tokens=num_kv_tokens + sum(t.num_tokens for t in ahead) + need.num_tokens,
+            num_cache_tokens=sum(load.num_cache_tokens for load in decode),
+            decode_s=rates.decode_s(),
+        )
+
+    def _read(self, lease: Lease, work: Work, report: PrefillReport, now_s: float) -> None:
+        self.ledger.read(work)
+        num_tokens = max(lease.num_prompt_tokens - report.num_cached_tokens, 0)
+        self.rates.note_prefill(work.reader, num_tokens, report.queue_s + report.prefill_s, now_s)
+
+    def _prefill(self, load: PrefillLoad, prompt: PromptBlocks) -> PrefillLoad:
+        name, block_size = load.incarnation, load.layout.block_size
+        return replace(
+            load,
+            num_prompt_tokens=self.ledger.num_prompt_tokens(name),
+            num_prompts=self.ledger.num_prompts(name),
+            num_cached_tokens=self._index.num_cached_tokens(name, prompt, block_size),
+            tokens_per_s=self.rates.prefill_tokens_per_s(name),
+        )
+
+    def _decode(self, load: DecodeLoad, prompt: PromptBlocks, served: str | None) -> DecodeLoad:
+        name, block_size = load.incarnation, load.layout.block_size
+        return replace(
+            load,
+            num_sequences=self.ledger.num_sequences(name),
+            num_kv_tokens=self.ledger.num_kv_tokens(name),
+            num_prompt_tokens=self.ledger.num_prompt_tokens(name),
+            num_cached_tokens=self._index.num_cached_tokens(name, prompt, block_size),
+            tokens_per_s=self.rates.prefill_tokens_per_s(name),
+            is_of_session=served == name,
+        )

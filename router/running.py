@@ -1,0 +1,112 @@
+"""The requests that are inside, by id: whom operators list, and whom `Cancel` ends.
+
+A request is inside from the moment its message was unpacked until its last one was written, also
+while it waits to be let in. Cancelling it cancels the task that serves it, as if its client had
+gone away, but the client is told.
+
+Runs in the router's event loop. Knows no protocol.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from core.clock import Clock
+from core.completion import Completion
+from core.errors import Cancelled, DuplicateRequest, TwophaseError
+from core.request import RequestId, RequestState
+from router.answer import Answer
+
+
+class RunningRequest:
+    """One request inside; `answers` is filled once it is dispatched."""
+
+    def __init__(self, request_id: RequestId, received_s: float) -> None:
+        self.request_id = request_id
+        self.received_s = received_s
+        self.answers: list[Answer] = []
+        self.is_cancelled = False
+        self._task = asyncio.current_task()
+
+    @property
+    def state(self) -> RequestState:
+        """Where it stands."""
+        return self.answers[-1].state if self.answers else RequestState.RECEIVED
+
+    def known(self, now_s: float) -> Completion | None:
+        """What is known of an answer that will not be complete; None before it was dispatched."""
+        return self.answers[-1].known(now_s) if self.answers else None
+
+    def cancel(self) -> None:
+        """Have the task that serves it raise Cancelled."""
+        assert self._task is not None
+        self.is_cancelled = True
+        self._task.cancel()
+
+    def is_end(self) -> bool:
+        """Whether the CancelledError that leaves the task is of `cancel` alone: then it is taken.
+
+        Contract: called once, by the task itself.
+        """
+        assert self._task is not None
+        return self.is_cancelled and self._task.uncancel() == 0
+
+
+class RunningRequests:
+    """All of them.
+
+    Invariant: an id is inside at most once, and leaves exactly once.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._by_id: dict[RequestId, RunningRequest] = {}
+        self._is_empty = asyncio.Event()
+        self._is_empty.set()
+
+    @contextmanager
+    def entered(self, request_id: RequestId, received_s: float) -> Iterator[RunningRequest]:
+        """The request is inside while the context lasts, which the current task serves.
+
+        An error that leaves the context takes along what was known of the answer.
+
+        Raises:
+            DuplicateRequest: a request with this id is inside.
+            Cancelled: `cancel` was called.
+        """
+        if request_id in self._by_id:
+            raise DuplicateRequest(request_id)
+        running = self._by_id[request_id] = RunningRequest(request_id, received_s)
+        self._is_empty.clear()
+        try:
+            yield running
+        except asyncio.CancelledError:
+            if not running.is_end():
+                raise
+            error = Cancelled(f"request {request_id} was cancelled by its id")
+            error.completion = running.known(self._clock.now_s())
+            raise error from None
+        except TwophaseError as error:
+            # Workers may have failed several requests with this one error: set for each anew.
+            error.completion = running.known(self._clock.now_s())
+            raise
+        finally:
+            del self._by_id[request_id]
+            if not self._by_id:
+                self._is_empty.set()
+
+    async def emptied(self) -> None:
+        """Return once nobody is inside."""
+        await self._is_empty.wait()
+
+    def cancel(self, request_id: RequestId) -> bool:
+        """End a request; False if it is not inside, or was cancelled before. Idempotent."""
+        running = self._by_id.get(request_id)
+        if running is None or running.is_cancelled:
+            return False
+        running.cancel()
+        return True
+
+    def oldest_first(self) -> list[RunningRequest]:
+        """Everybody inside."""
+        return list(self._by_id.values())

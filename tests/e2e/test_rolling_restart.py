@@ -1,0 +1,164 @@
+"""Workers are stopped, lost or stuck in turn, under load: each comes back, and no stream fails."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from bench.parity import wait_until_ready
+from core.config import load_config
+from deploy.local_cluster import LocalCluster, local_cluster
+from tests.e2e.nothing_left import assert_nothing_left
+from tests.e2e.test_survival import NUM_STREAMS, NUM_TOKENS_BEFORE_FAULT, Stream
+from twophase.client import AsyncClient, ClusterStatus
+
+BACK_S = 40.0
+SETUP = (
+    *("router.port=0", "router.http_port=null", "prefill.replicas=2", "decode.replicas=2"),
+    *("prefill.max_batch_tokens=64", "prefill.kv_cache=4MiB", "decode.kv_cache=16MiB"),
+    *("engine.max_context_tokens=1024", "router.worker_timeout_s=3"),
+)
+
+
+@pytest.fixture(scope="module")
+def cluster(
+    tiny_model_directory: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[LocalCluster]:
+    config = load_config(None, [f"model={tiny_model_directory}", *SETUP])
+    logs = tmp_path_factory.mktemp("logs")
+    with local_cluster(
+        config, tell=lambda line: None, log_directory=logs, replace_lost=True
+    ) as cluster:
+        yield cluster
+        children = list(cluster.children.values())
+    assert all(child.process.returncode == 0 for child in children)
+
+
+@pytest.fixture(scope="module")
+def expected(cluster: LocalCluster) -> dict[int, list[int]]:
+    """Tokens of each stream in a run without faults."""
+    return {stream.number: stream.token_ids for stream in asyncio.run(under_load(cluster))}
+
+
+class Load:
+    """Streams without a pause: whoever ends one begins it again."""
+
+    def __init__(self, client: AsyncClient) -> None:
+        self.done: list[Stream] = []
+        self._client = client
+        self._is_over = False
+
+    async def one_after_another(self, number: int) -> None:
+        """Run stream `number` again and again until the load is over."""
+        while not self._is_over or all(stream.number != number for stream in self.done):
+            stream = Stream(number)
+            await stream.run(self._client)
+            self.done.append(stream)
+
+    def end(self) -> None:
+        """Let each stream come to its end."""
+        self._is_over = True
+
+
+async def restart(client: AsyncClient, sent: dict[str, int]) -> None:
+    """Send the signals and wait until another incarnation of each serves and takes requests."""
+    pids = await workers(client)
+    for name, number in sent.items():
+        os.kill(pids[name], number)
+    async with asyncio.timeout(BACK_S):
+        while True:
+            now = await workers(client)
+            if all(now.get(name) not in (None, pids[name]) for name in sent):
+                return
+            await asyncio.sleep(0.1)
+
+
+async def workers(client: AsyncClient) -> dict[str, int]:
+    """Process of each connected worker that takes requests."""
+    status: ClusterStatus = await client.status(timeout_s=BACK_S)
+    return {worker.name: worker.pid for worker in status.workers if not worker.is_draining}
+
+
+async def under_load(cluster: LocalCluster, *sent: dict[str, int]) -> list[Stream]:
+    """Send signals to workers, one group after another, while streams run; all that ran."""
+    async with AsyncClient(cluster.address) as client:
+        await wait_until_ready(client)
+        load = Load(client)
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(NUM_STREAMS):
+                tasks.create_task(load.one_after_another(number))
+            for group in sent:
+                await restart(client, group)
+            load.end()
+    return load.done
+
+
+@pytest.mark.timeout(180)
+def test_no_stream_fails_while_every_worker_is_restarted(
+    cluster: LocalCluster, expected: dict[int, list[int]]
+) -> None:
+    names = ("decode-0", "prefill-0", "decode-1", "prefill-1")
+    streams = asyncio.run(under_load(cluster, *({name: signal.SIGTERM} for name in names)))
+
+    assert len(streams) > NUM_STREAMS
+    assert all(stream.token_ids == expected[stream.number] for stream in streams)
+    failures = [why for s in streams if s.completion for why in s.completion.failures]
+    assert "it is stopping" in {why.partition(" was lost: ")[2] for why in failures}
+    asyncio.run(assert_nothing_left(cluster.address))
+
+
+@pytest.mark.timeout(180)
+def test_a_killed_and_a_stopped_worker_are_replaced(
+    cluster: LocalCluster, expected: dict[int, list[int]], caplog: pytest.LogCaptureFixture
+) -> None:
+    lost = {"decode-0": signal.SIGKILL, "prefill-1": signal.SIGSTOP}
+    streams = asyncio.run(under_load(cluster, lost))
+
+    assert all(stream.token_ids == expected[stream.number] for stream in streams)
+    assert "decode-0 ended: it was ended by SIGKILL" in caplog.text
+    assert "prefill-1 is killed: it has said nothing for 3 s" in caplog.text
+    assert "prefill-1 is back at" in caplog.text
+    asyncio.run(assert_nothing_left(cluster.address))
+
+
+@pytest.mark.timeout(180)
+def test_a_worker_that_answers_but_does_no_step_is_replaced(
+    tiny_model_directory: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    setup = ("mode=chunked", "decode.tensor_parallel=2", "decode.kv_cache=8MiB")
+    limits = ("router.wedged_after_s=2", "router.max_wait_s=60")
+    ports = ("router.port=0", "router.http_port=null")
+    config = load_config(None, [f"model={tiny_model_directory}", *setup, *limits, *ports])
+
+    async def run(cluster: LocalCluster) -> tuple[Stream, Stream]:
+        calm, hit = Stream(0), Stream(0)
+        async with AsyncClient(cluster.address) as client:
+            await wait_until_ready(client)
+            await calm.run(client)
+            running = asyncio.create_task(hit.run(client))
+            while len(hit.token_ids) < NUM_TOKENS_BEFORE_FAULT:
+                await asyncio.sleep(0.005)
+            # Its second rank stands still: the worker's loop answers, its steps do not end.
+            leader = psutil.Process((await workers(client))["decode-0"])
+            (rank,) = leader.children()
+            rank.suspend()
+            try:
+                async with asyncio.timeout(BACK_S):
+                    await running
+            finally:
+                rank.kill()
+        return calm, hit
+
+    with local_cluster(
+        config, tell=lambda line: None, log_directory=tmp_path, replace_lost=True
+    ) as cluster:
+        calm, hit = asyncio.run(run(cluster))
+        asyncio.run(assert_nothing_left(cluster.address))
+    assert hit.token_ids == calm.token_ids
+    assert hit.completion is not None
+    assert "wedged: no step for 2 s while work waits" in hit.completion.failures[0]
+    assert "decode-0 is killed: wedged" in caplog.text

@@ -1,0 +1,91 @@
+"""Who is inside can be listed, and ended by id; an id is inside once."""
+
+import asyncio
+
+import pytest
+
+from core.clock import ManualClock
+from core.errors import Cancelled, DuplicateRequest, PeerLost
+from core.request import FinishReason, RequestState
+from router.answer import Answer
+from router.placement import Placement
+from router.running import RunningRequests
+from tests.unit.router.doubles import make_request, token
+
+
+@pytest.fixture
+def running(clock):
+    return RunningRequests(clock)
+
+
+@pytest.fixture
+def clock():
+    return ManualClock(100.0)
+
+
+def ids(running):
+    return [one.request_id for one in running.oldest_first()]
+
+
+async def serve(running, request_id, *, on_entered=lambda one: None):
+    with running.entered(request_id, 99.0) as one:
+        on_entered(one)
+        await asyncio.Event().wait()
+
+
+async def test_a_request_is_inside_while_it_is_served_and_its_id_is_taken(running):
+    with running.entered("a", 99.0) as first, running.entered("b", 99.5):
+        assert ids(running) == ["a", "b"]
+        assert first.state is RequestState.RECEIVED
+        with pytest.raises(DuplicateRequest) as refusal, running.entered("a", 100.0):
+            pass
+        assert (refusal.value.field, refusal.value.value) == ("request_id", "a")
+        assert ids(running) == ["a", "b"]
+    assert ids(running) == []
+
+
+async def test_cancelling_ends_the_task_with_an_error_that_tells_so_and_only_once(running):
+    task = asyncio.create_task(serve(running, "a"))
+    await asyncio.sleep(0)
+    assert [running.cancel("a"), running.cancel("a"), running.cancel("b")] == [True, False, False]
+    with pytest.raises(Cancelled, match="a was cancelled"):
+        await task
+    assert not running.cancel("a")
+    assert ids(running) == []
+
+
+async def test_a_client_that_goes_away_as_well_ends_the_task_as_cancelled(running):
+    task = asyncio.create_task(serve(running, "a"))
+    await asyncio.sleep(0)
+    running.cancel("a")
+    task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled()
+    assert ids(running) == []
+
+
+async def test_an_error_takes_along_what_was_known_also_one_that_ends_several_requests(
+    running, clock
+):
+    shared = PeerLost("decode-0", "killed")
+    for request_id, num_tokens in (("a", 2), ("b", 1)):
+        answer = Answer(make_request(request_id), 99.0, 0.25)
+        answer.attempt(Placement("prefill-0", "decode-0", "the only ones"), 99.5)
+        for index in range(num_tokens):
+            answer.take(token(index, request_id=request_id), 99.75)
+        answer.take_undelivered()
+        answer.delivered(100.0)
+        with pytest.raises(PeerLost) as failure, running.entered(request_id, 99.0) as one:
+            one.answers.append(answer)
+            raise shared
+        known = failure.value.completion
+        assert (known.request_id, known.finish_reason) == (request_id, FinishReason.ERROR)
+        assert known.usage.num_output_tokens == num_tokens
+        assert (known.prefill_worker, known.decode_worker) == ("prefill-0", "decode-0")
+        assert (known.phases.tokenize_s, known.phases.total_s) == (0.25, 1.0)
+
+
+async def test_before_it_is_dispatched_nothing_is_known_of_its_answer(running):
+    with pytest.raises(PeerLost) as failure, running.entered("a", 99.0):
+        raise PeerLost("cluster", "empty")
+    assert failure.value.completion is None
