@@ -9,7 +9,7 @@ PACKAGES := core engine kv_transfer prefill_worker decode_worker router deploy b
 
 .DEFAULT_GOAL := help
 .PHONY: help demo serve test check proto format model parity clean \
-	bench-engine bench-interference bench-transfer
+	fuzz bench-engine bench-cancel bench-frontdoor bench-interference bench-transfer
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -34,7 +34,7 @@ serve: $(STAMP)  ## The same, but stay up (gRPC on 127.0.0.1:8100, HTTP on 8000)
 	@$(BIN)/twophase serve
 
 test: $(DEV)  ## Run the whole test suite
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses=2 --dist=loadfile
 
 check: $(DEV)  ## Format, lint, types, layers, generated code, sizes
 	$(BIN)/ruff format --check .
@@ -57,6 +57,15 @@ parity: $(DEV)  ## Compare every mode and transport with a file of reference tok
 
 bench-engine: $(DEV)  ## One core: prefill and decode beside transformers and the machine's limit
 	$(BIN)/python -m bench.engine
+
+fuzz: $(DEV)  ## 5,000 random gRPC messages and as many HTTP requests, beside running streams
+	$(BIN)/python -m pytest tests/fuzz -q -s --timeout 3000 --num-fuzz-requests 5000
+
+bench-frontdoor: $(DEV)  ## What one core of router sustains and adds; engines answer at once
+	$(BIN)/python -m bench.frontdoor
+
+bench-cancel: $(DEV)  ## How soon both phases stop when a client goes away
+	$(BIN)/python -m bench.frontdoor.cancel
 
 bench-interference: $(DEV)  ## What a long prompt does to running streams, in each mode
 	$(BIN)/python -m bench.interference

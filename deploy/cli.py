@@ -1,4 +1,4 @@
-"""The command line: `twophase serve`, `demo`, `ask`, `status`, `doctor` and `model`.
+"""The command line: `twophase serve`, `demo`, `ask`, `status`, `doctor`, `model` and `key`.
 
 Exit codes: 0 done, 2 refused (one line on standard error says why), 130 interrupted.
 """
@@ -25,6 +25,9 @@ from core.config import ClusterConfig, load_config
 from core.errors import TwophaseError
 from core.process import EXIT_REFUSED
 from core.worker import BlockHolder, LinkStatus, WorkerStatus
+from deploy.connection import connect, connection_options
+from deploy.key_command import key_app
+from deploy.own_client import own_client, wait_until_ready
 from deploy.phase_bar import duration, phase_bar, phase_legend, summary
 from twophase.client import Client, Prompt, Sampling
 
@@ -40,6 +43,8 @@ app = typer.Typer(
 )
 model_app = typer.Typer(no_args_is_help=True, help="Fetch and list models.")
 app.add_typer(model_app, name="model")
+app.add_typer(key_app, name="key")
+app.callback()(connection_options)
 
 out = Console()
 err = Console(stderr=True)
@@ -60,9 +65,8 @@ def serve(
     cluster = _load(config, overrides)
     stop = threading.Event()
     with _running(cluster, without_ray=without_ray) as address:
-        out.print(
-            f"[green]ready[/]: gRPC at [bold]{address}[/]{_http(address)}, mode {cluster.mode}"
-        )
+        http = _http(address, cluster)
+        out.print(f"[green]ready[/]: gRPC at [bold]{address}[/]{http}, mode {cluster.mode}")
         out.print(f'try: twophase ask --address {address} "{DEMO_PROMPT}"', style="dim")
         _on_signals(stop)
         while not stop.wait(LOOK_S):
@@ -80,7 +84,7 @@ def demo(
     cluster = _load(config, [*ports, *(overrides or [])])
     with (
         _running(cluster, without_ray=without_ray) as address,
-        Client(address) as client,
+        own_client(address, cluster.security) as client,
     ):
         out.print(f"[green]ready[/] at {address}, mode {cluster.mode}; asking:")
         out.print(f"  {DEMO_PROMPT}", style="italic")
@@ -99,7 +103,7 @@ def ask(
     """Stream an answer, then show where its time went."""
     text = sys.stdin.read() if prompt == "-" else prompt
     message: Prompt = text if raw else [ChatMessage("user", text)]
-    with Client(address) as client:
+    with connect(address) as client:
         _stream(
             client,
             message,
@@ -110,7 +114,7 @@ def ask(
 @app.command()
 def status(address: Address = DEFAULT_ADDRESS) -> None:
     """Show pools, workers, blocks, queues and links."""
-    with Client(address) as client:
+    with connect(address) as client:
         cluster = client.status()
     ready = "[green]ready[/]" if cluster.is_ready else "[red]not ready[/]"
     out.print(
@@ -140,7 +144,7 @@ def status(address: Address = DEFAULT_ADDRESS) -> None:
 @app.command()
 def doctor(address: Address = DEFAULT_ADDRESS) -> None:
     """List every KV block that is held, by whom and since when; exit code 1 if one is an orphan."""
-    with Client(address) as client:
+    with connect(address) as client:
         suspects = {_key(holder) for holder, is_orphan in client.audit_blocks() if is_orphan}
         time.sleep(SECOND_LOOK_S)
         audited = [
@@ -228,7 +232,8 @@ def _running(cluster: ClusterConfig, *, without_ray: bool) -> Iterator[str]:
     directory = _fetch(cluster.model)
     cluster = cluster.model_copy(update={"model": _served_name(cluster.model, directory)})
     with err.status("starting") as spinner, _start(cluster, spinner, without_ray) as address:
-        _wait_until_ready(address, spinner)
+        spinner.update("sending the first token through")
+        wait_until_ready(address, cluster.security, READY_TIMEOUT_S)
         spinner.stop()
         yield address
         spinner.start()
@@ -239,12 +244,12 @@ def _start(cluster: ClusterConfig, spinner: Status, without_ray: bool) -> Iterat
     if without_ray:
         from deploy.local_cluster import local_cluster
 
-        with local_cluster(cluster, tell=spinner.update) as local:
+        with local_cluster(cluster, tell=spinner.update, replace_lost=True) as local:
             yield local.address
         return
     from deploy.cluster import ray_cluster
 
-    with ray_cluster(cluster, tell=spinner.update) as address:
+    with ray_cluster(cluster, tell=spinner.update, replace_lost=True) as address:
         yield address
 
 
@@ -262,11 +267,12 @@ def _on_signals(stop: threading.Event) -> None:
         signal.signal(number, on_signal)
 
 
-def _http(address: str) -> str:
+def _http(address: str, cluster: ClusterConfig) -> str:
     """How to reach the HTTP endpoint of the router, if it has one."""
-    with Client(address) as client:
+    with own_client(address, cluster.security) as client:
         http_address = client.status().http_address
-    return f", HTTP at [bold]http://{http_address}[/]" if http_address else ""
+    scheme = "http" if cluster.security.front_door_tls is None else "https"
+    return f", HTTP at [bold]{scheme}://{http_address}[/]" if http_address else ""
 
 
 def _require_router(address: str) -> None:
@@ -279,24 +285,6 @@ def _require_router(address: str) -> None:
         raise TwophaseError(f"the router at {address} has ended") from error
     except TimeoutError:
         pass  # busy, not gone
-
-
-def _wait_until_ready(address: str, spinner: Status) -> None:
-    """Wait until the router's health says that a token went through both pools."""
-    import grpc
-    from grpc_health.v1 import health_pb2, health_pb2_grpc
-
-    spinner.update("sending the first token through")
-    with grpc.insecure_channel(address) as channel:
-        stub = health_pb2_grpc.HealthStub(channel)
-        request = health_pb2.HealthCheckRequest(service="twophase.v1.Inference")
-        try:
-            for response in stub.Watch(request, timeout=READY_TIMEOUT_S):
-                if response.status == health_pb2.HealthCheckResponse.SERVING:
-                    return
-        except grpc.RpcError as error:
-            raise TwophaseError(f"the cluster is not ready: {error}") from error
-    raise TwophaseError("the router ended before the cluster was ready")
 
 
 def _stream(client: Client, prompt: Prompt, sampling: Sampling) -> None:

@@ -8,15 +8,17 @@ the router is started when they listen. Stopping goes the other way: the router 
 import logging
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import ray
 
 from core.config import ClusterConfig
 from deploy.plan import ClusterPlan
-from deploy.pool import Pool
+from deploy.pool import slots_of
+from deploy.ports import reserved_address
+from deploy.server import ServerConfig
+from deploy.supervisor import Slot, Supervisor, stop_together
 
-START_TIMEOUT_S = 600.0
 STOP_MARGIN_S = 10.0
 # Nothing goes through Ray's object store; this is the least that Ray takes.
 OBJECT_STORE_BYTES = 80 << 20
@@ -25,44 +27,55 @@ Tell = Callable[[str], None]
 
 
 @contextmanager
-def ray_cluster(config: ClusterConfig, *, tell: Tell) -> Iterator[str]:
+def ray_cluster(config: ClusterConfig, *, tell: Tell, replace_lost: bool = False) -> Iterator[str]:
     """Run a cluster under Ray while the context lasts; yields the router's host:port.
 
     Args:
         config: the cluster.
         tell: called with a line about each step of the start and the stop.
+        replace_lost: whether a worker that ends, or whose actor dies, is followed by another.
 
     Raises:
         ModelError, ConfigError, PeerLost: it cannot start; nothing is left running then.
     """
-    plan = ClusterPlan.of(config)
-    pools = _pools(plan, config)
-    tell("starting Ray")
-    _init_ray(sum(pool.num_cpus for pool in pools))
-    try:
-        for pool in pools:
-            pool.launch()
-        workers = [address for pool in pools for address in pool.wait(START_TIMEOUT_S, tell)]
-        router = Pool("router", [plan.router_with(workers)], num_cpus_each=0)
-        router.launch()
-        pools.insert(0, router)
-        yield router.wait(START_TIMEOUT_S, tell)[0]
-    finally:
-        for pool in pools:
-            tell(f"stopping {pool.name}")
-            pool.stop(timeout_s=config.router.drain_s + STOP_MARGIN_S)
-        ray.shutdown()
+    stop_timeout_s = config.router.drain_s + STOP_MARGIN_S
+    with ExitStack() as stack:
+        plan = ClusterPlan.of(config).listening_at(lambda: reserved_address(stack))
+        tell("starting Ray")
+        _init_ray(_num_cpus(config))
+        stack.callback(ray.shutdown)
+        workers = _start_workers(plan, config)
+        stack.callback(stop_together, workers, stop_timeout_s)
+        for number, slot in enumerate(workers):
+            tell(f"starting workers: {number} of {len(workers)} up")
+            slot.wait_until_up()
+        named = plan.router_with([slot.address for slot in workers])
+        (router,) = slots_of({"router": named}, num_cpus_each=0)
+        stack.callback(stop_together, [router], stop_timeout_s)
+        router.wait_until_up()
+        supervisor = Supervisor(workers)
+        stack.callback(supervisor.close)  # before anything is stopped
+        if replace_lost:
+            supervisor.watch(router.address, config.security)
+        yield router.address
+        tell("stopping")
 
 
-def _pools(plan: ClusterPlan, config: ClusterConfig) -> list[Pool]:
-    pools = [Pool("decode", plan.decode, num_cpus_each=config.decode.num_worker_threads)]
+def _start_workers(plan: ClusterPlan, config: ClusterConfig) -> list[Slot]:
+    decode: dict[str, ServerConfig] = {worker.name: worker for worker in plan.decode}
+    slots = slots_of(decode, num_cpus_each=config.decode.num_worker_threads)
     if config.prefill_pool is not None:
-        num_cpus = config.prefill_pool.num_worker_threads
-        pools.insert(0, Pool("prefill", plan.prefill, num_cpus_each=num_cpus))
-    return pools
+        prefill: dict[str, ServerConfig] = {worker.name: worker for worker in plan.prefill}
+        slots += slots_of(prefill, num_cpus_each=config.prefill_pool.num_worker_threads)
+    return slots
 
 
-def _init_ray(num_cpus: float) -> None:
+def _num_cpus(config: ClusterConfig) -> int:
+    pools = [pool for pool in (config.decode, config.prefill_pool) if pool is not None]
+    return sum(pool.replicas * pool.num_worker_threads for pool in pools)
+
+
+def _init_ray(num_cpus: int) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     if "RAY_ADDRESS" in os.environ:
@@ -72,7 +85,7 @@ def _init_ray(num_cpus: float) -> None:
         namespace="twophase",
         # The workers' threads are what the machine is for; Ray's own count would refuse
         # two workers on one core, which a laptop may want.
-        num_cpus=max(int(num_cpus), 1),
+        num_cpus=max(num_cpus, 1),
         include_dashboard=False,
         # A cluster on one machine is reached over loopback, and asks no network who it is.
         _node_ip_address="127.0.0.1",

@@ -4,7 +4,6 @@ The same servers as under Ray (`deploy.cluster`), started as anyone can start th
 child writes its log to a file; it ends with this process (Linux: also when this one is killed).
 """
 
-import ctypes
 import os
 import signal
 import subprocess
@@ -17,64 +16,110 @@ from pathlib import Path
 
 import yaml
 
+from core.clock import MonotonicClock
 from core.config import ClusterConfig
 from core.errors import ConfigError, PeerLost
 from core.process import EXIT_REFUSED
+from deploy.ports import reserved_address
+from deploy.supervisor import Slot, Supervisor, stop_together
 
 STOP_MARGIN_S = 10.0
-PR_SET_PDEATHSIG = 1
 
 Tell = Callable[[str], None]
 
 
-@dataclass(slots=True)
 class Child:
-    """One server process; `address` is known once it is up."""
+    """One server process; its last line on standard error is kept for who asks why it ended."""
 
-    name: str
-    process: subprocess.Popen[str]
-    log: Path
-    address: str = ""
+    def __init__(self, name: str, module: str, arguments: Sequence[str], log: Path) -> None:
+        self.name = name
+        self.address = ""
+        self.log = log
+        with log.open("a", encoding="utf-8") as stderr:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "deploy.child", str(os.getpid()), module, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                text=True,
+                # Ctrl-C is for the parent, which stops its children in order. Not a new session:
+                # Linux weighs niceness only among threads of one session.
+                process_group=0,
+            )
 
-    def wait_until_up(self) -> None:
+    def wait_until_up(self) -> str:
         """Read the address that the server prints; raise what it said if it ended instead."""
         assert self.process.stdout is not None
         self.address = self.process.stdout.readline().strip()
         if self.address:
-            return
+            return self.address
         code = self.process.wait()
-        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
-        last = lines[-1].removeprefix("twophase: ") if lines else f"exit code {code}"
         if code == EXIT_REFUSED:
+            last = self._last_line()
             path, separator, problem = last.partition(": ")
             raise ConfigError(path if separator else self.name, problem or last)
-        raise PeerLost(self.name, f"it ended with code {code}: {last}")
+        raise PeerLost(self.name, self.wait())
 
-    def stop(self, timeout_s: float) -> int:
-        """Stop in order, by force after `timeout_s`; returns the exit code."""
+    def wait(self) -> str:
+        """Block until it has ended; why it did."""
+        code = self.process.wait()
+        if code == 0:
+            return "it was stopped"
+        if code < 0:
+            return f"it was ended by {signal.Signals(-code).name}"
+        return f"it ended with code {code}: {self._last_line()}"
+
+    def stop(self, timeout_s: float) -> None:
+        """Stop in order, by force after `timeout_s`."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         try:
-            return self.process.wait(timeout_s)
+            self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            self.process.kill()
-            return self.process.wait()
+            self.kill()
+
+    def kill(self) -> None:
+        """End it at once."""
+        self.process.kill()
+        self.process.wait()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+
+    def _last_line(self) -> str:
+        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
+        return lines[-1].removeprefix("twophase: ") if lines else "it said nothing"
 
 
 @dataclass(frozen=True, slots=True)
 class LocalCluster:
-    """The children of a running cluster; tests signal them by name."""
+    """A running cluster."""
 
     address: str
-    children: dict[str, Child]
+    slots: tuple[Slot, ...]
     log_directory: Path
+
+    @property
+    def children(self) -> dict[str, Child]:
+        """Who is in each slot now, by name; tests signal them."""
+        replicas = {slot.name: slot.replica for slot in self.slots}
+        return {name: child for name, child in replicas.items() if isinstance(child, Child)}
 
 
 @contextmanager
 def local_cluster(
-    config: ClusterConfig, *, tell: Tell, log_directory: Path | None = None
+    config: ClusterConfig,
+    *,
+    tell: Tell,
+    log_directory: Path | None = None,
+    replace_lost: bool = False,
 ) -> Iterator[LocalCluster]:
     """Run a cluster in child processes while the context lasts.
+
+    Args:
+        config: the cluster.
+        tell: called with a line about each step of the start and the stop.
+        log_directory: where each server writes its log; None is a directory that goes away.
+        replace_lost: whether a worker that ends is followed by another.
 
     Raises:
         ConfigError, PeerLost: it cannot start; nothing is left running then.
@@ -86,67 +131,55 @@ def local_cluster(
         logs = log_directory or Path(stack.enter_context(_temporary_directory()))
         path = logs / "cluster.yaml"
         path.write_text(yaml.safe_dump(config.model_dump(mode="json")), encoding="utf-8")
-        launch = _Launcher(path, logs, config.router.drain_s + STOP_MARGIN_S, stack, tell)
+        launch = _Launcher(path, logs, stack, tell, config.router.drain_s + STOP_MARGIN_S)
         workers = launch.workers(config)
-        addresses = ",".join(child.address for child in workers)
+        addresses = ",".join(slot.address for slot in workers)
         named = [*config.router.workers, *([addresses] if addresses else [])]
-        router = launch.child("router", "router", [f"router.workers=[{','.join(named)}]"])
-        router.wait_until_up()
-        children = {child.name: child for child in (*workers, router)}
-        yield LocalCluster(router.address, children, logs)
+        router = launch.router(named)
+        supervisor = Supervisor(workers)
+        stack.callback(supervisor.close)  # before anything is stopped
+        if replace_lost:
+            supervisor.watch(router.address, config.security)
+        yield LocalCluster(router.address, (*workers, router), logs)
 
 
 @dataclass(frozen=True, slots=True)
 class _Launcher:
     config_path: Path
     logs: Path
-    stop_timeout_s: float
     stack: ExitStack
     tell: Tell
+    stop_timeout_s: float
 
-    def workers(self, config: ClusterConfig) -> list[Child]:
+    def workers(self, config: ClusterConfig) -> list[Slot]:
         pool = config.prefill_pool
         named = [("decode", index) for index in range(config.decode.replicas)]
         named += [("prefill", index) for index in range(pool.replicas if pool else 0)]
-        children = [
-            self.child(f"{role}-{index}", f"{role}_worker", [f"--replica={index}"])
-            for role, index in named
-        ]
-        for number, child in enumerate(children):
-            self.tell(f"starting workers: {number} of {len(children)} up")
-            child.wait_until_up()
-        return children
+        slots: list[Slot] = []
+        self.stack.callback(self._stop, "workers", slots)
+        for role, index in named:
+            words = [f"--replica={index}", f"--listen={reserved_address(self.stack)}"]
+            slots.append(self._slot(f"{role}-{index}", f"{role}_worker", words))
+        for number, slot in enumerate(slots):
+            self.tell(f"starting workers: {number} of {len(slots)} up")
+            slot.wait_until_up()
+        return slots
 
-    def child(self, name: str, module: str, arguments: Sequence[str]) -> Child:
+    def router(self, worker_addresses: Sequence[str]) -> Slot:
+        words = [f"router.workers=[{','.join(worker_addresses)}]"]
+        slot = self._slot("router", "router", words)
+        self.stack.callback(self._stop, "the router", [slot])
+        slot.wait_until_up()
+        return slot
+
+    def _slot(self, name: str, module: str, arguments: Sequence[str]) -> Slot:
+        words = [f"--config={self.config_path}", *arguments]
         log = self.logs / f"{name}.log"
-        with log.open("w", encoding="utf-8") as stderr:
-            process = subprocess.Popen(
-                [sys.executable, "-m", module, f"--config={self.config_path}", *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=stderr,
-                text=True,
-                # Ctrl-C is for the parent, which stops its children in order. Not a new session:
-                # Linux weighs niceness only among threads of one session.
-                process_group=0,
-                preexec_fn=_end_with_parent,
-            )
-        child = Child(name, process, log)
-        self.stack.callback(self._stop, child)
-        return child
+        return Slot(name, lambda: Child(name, module, words, log), MonotonicClock())
 
-    def _stop(self, child: Child) -> None:
-        self.tell(f"stopping {child.name}")
-        child.stop(self.stop_timeout_s)
-        if child.process.stdout is not None:
-            child.process.stdout.close()
-
-
-def _end_with_parent() -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() == 1:
-            os._exit(1)
+    def _stop(self, what: str, slots: Sequence[Slot]) -> None:
+        self.tell(f"stopping {what}")
+        stop_together(slots, self.stop_timeout_s)
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """Which servers a cluster's configuration asks for."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from core.config import ClusterConfig
@@ -31,6 +31,14 @@ class ClusterPlan:
                 for i in range(cluster.decode.replicas)
             ),
             router=FrontDoorConfig.from_cluster(cluster),
+        )
+
+    def listening_at(self, address: Callable[[], str]) -> "ClusterPlan":
+        """The same servers, each worker at an address of its own: host:port from `address`."""
+        return replace(
+            self,
+            prefill=tuple(replace(worker, listen=address()) for worker in self.prefill),
+            decode=tuple(replace(worker, listen=address()) for worker in self.decode),
         )
 
     def router_with(self, worker_addresses: Sequence[str]) -> FrontDoorConfig:

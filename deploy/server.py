@@ -56,6 +56,10 @@ class Server:
         threading.Thread(target=self._run, name="server", daemon=True).start()
         return self._address.result()
 
+    def wait(self) -> None:
+        """Return once the server has ended; raises what ended it. Contract: after `start`."""
+        self._ended.result()
+
     def stop(self) -> None:
         """Stop in order; returns once the server has ended. Contract: idempotent."""
         if self._loop is not None and self._stop is not None and not self._ended.done():

@@ -51,6 +51,7 @@ def expected(runner, prompts):
     return [generate(runner, [p], max_tokens=12)[0] for p in prompts]
 
 
+@pytest.mark.case("B-031")
 @pytest.mark.parametrize("chunk_tokens", [1, 3, 16, 1000])
 def test_chunks_and_mixed_batches_give_the_tokens_of_a_lone_request(
     runner, prompts, expected, chunk_tokens

@@ -1,0 +1,32 @@
+"""What `twophase status` shows of quarantine: how many blocks, and since when."""
+
+import dataclasses
+
+from rich.console import Console
+
+from core.request import WorkerName
+from core.worker import Role, WorkerStatus
+from deploy.cli import _worker_table
+
+IDLE = WorkerStatus(
+    name=WorkerName("decode-0"),
+    role=Role.DECODE,
+    address="127.0.0.1:1",
+    pid=1,
+    **dict.fromkeys(
+        (field.name for field in dataclasses.fields(WorkerStatus) if field.name[:4] == "num_"), 0
+    ),
+)
+
+
+def shown(status):
+    console = Console(width=200)
+    with console.capture() as capture:
+        console.print(_worker_table((status,)))
+    return capture.get().splitlines()[-1].split()
+
+
+def test_quarantined_blocks_come_with_the_age_of_the_oldest():
+    stuck = dataclasses.replace(IDLE, num_quarantined_blocks=3, quarantine_age_s=75.0)
+    assert "3 for 75.00 s" in " ".join(shown(stuck))
+    assert " for " not in " ".join(shown(IDLE))
