@@ -229,6 +229,9 @@ class Fleet:
                 info = await peer.info(CONNECT_TIMEOUT_S)
                 await self._require_unstuck(info, peer)
                 await self._serve(info, peer, backoff)
+            except DeadlineExceeded as error:
+                backoff.reset()  # nobody listens: the connection itself tried again, once a second
+                self._note_error(address, str(error))
             except TwophaseError as error:
                 self._note_error(address, str(error))
             except Exception as error:  # root of the task: the router lives, this worker is lost

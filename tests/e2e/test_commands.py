@@ -1,5 +1,6 @@
 """The command line as people use it: serve, ask, status, Ctrl-C, and nothing left behind."""
 
+import os
 import re
 import signal
 import subprocess
@@ -59,6 +60,21 @@ def _twophase(*arguments: str) -> str:
     return " ".join(result.stdout.split())
 
 
+def _kill_and_wait_for_another(worker: str, address: str) -> None:
+    """Kill a worker; returns once another process serves in its place."""
+    with Client(address) as client:
+        pid = next(status.pid for status in client.status().workers if status.name == worker)
+        os.kill(pid, signal.SIGKILL)
+        deadline_s = time.monotonic() + START_S
+        while time.monotonic() < deadline_s:
+            status = client.status()
+            pids = [other.pid for other in status.workers if other.name == worker]
+            if status.is_ready and pids not in ([], [pid]):
+                return
+            time.sleep(0.1)
+    raise AssertionError(f"{worker} was not replaced within {START_S:g} s")
+
+
 def _left_of(processes: list[psutil.Process]) -> list[str]:
     """Command lines of processes that outlive a stop by five seconds."""
     _, alive = psutil.wait_procs(processes, timeout=5)
@@ -73,16 +89,17 @@ def test_serve_answers_shows_its_state_and_leaves_nothing_after_ctrl_c(
     known = segments()
     setup = (f"model={tiny_model_directory}", "prefill.kv_cache=2MiB", "decode.kv_cache=2MiB")
     with _serving(*launcher, *setup) as (process, address):
-        children = psutil.Process(process.pid).children(recursive=True)
-
         answer = _twophase("ask", "Hello", "--address", address, "--max-tokens", "5")
         status = _twophase("status", "--address", address)
         doctor = _twophase("doctor", "--address", address)
+        _kill_and_wait_for_another("decode-0", address)
+        second_answer = _twophase("ask", "Hello", "--address", address, "--max-tokens", "5")
+        children = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(signal.SIGINT)
         started_s = time.monotonic()
         code = process.wait(STOP_S)
 
-    assert "+ 5 tokens" in answer
+    assert "+ 5 tokens" in answer and "+ 5 tokens" in second_answer
     assert "of KV over shm, prefill-0 to decode-0" in answer
     assert "prefill-0" in status and "decode-0" in status and "ready" in status
     assert "both caches lie in the memory of one host" in status
