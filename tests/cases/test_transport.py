@@ -25,6 +25,7 @@ async def test_two_requests_of_equal_length_at_once_never_get_each_others_cache(
             answers = await asyncio.gather(
                 *(cluster.ask(p, max_tokens=NUM_TOKENS) for p in prompts)
             )
+            assert [a.error for a in answers] == [None] * len(prompts)
             assert [a.token_ids for a in answers] == [reference(p, NUM_TOKENS) for p in prompts]
         await cluster.nothing_is_left()
 
@@ -42,6 +43,7 @@ async def test_thirty_two_handoffs_at_once_on_crossing_links_never_stall(
         started_s = time.monotonic()
         answers = await asyncio.gather(*(cluster.ask(p, max_tokens=NUM_TOKENS) for p in prompts))
         assert time.monotonic() - started_s < 10.0
+        assert [a.error for a in answers] == [None] * len(prompts)
         assert [a.token_ids for a in answers] == [reference(p, NUM_TOKENS) for p in prompts]
         pairs = {(a.completion.prefill_worker, a.completion.decode_worker) for a in answers}
         assert len(pairs) >= num_workers
