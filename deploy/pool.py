@@ -72,9 +72,14 @@ class Actor:
         except RayTaskError as error:
             if isinstance(error.cause, TwophaseError):
                 raise error.cause from error
-            raise PeerLost(self._name, str(error)) from error
+            raise PeerLost(self._name, _first_line(error)) from error
         except (RayActorError, GetTimeoutError) as error:
-            raise PeerLost(self._name, str(error)) from error
+            raise PeerLost(self._name, _first_line(error)) from error
+
+
+def _first_line(error: Exception) -> str:
+    """What Ray says without its report of many lines."""
+    return str(error).partition("\n")[0]
 
 
 def slots_of(configs: Mapping[str, ServerConfig], *, num_cpus_each: float) -> list[Slot]:

@@ -6,8 +6,9 @@ configuration. Modules are imported when they are needed: a driver and a router 
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
+from typing import Any
 
 from core.process import start_logging
 from decode_worker.config import DecodeWorkerConfig
@@ -36,7 +37,11 @@ def server_of(config: ServerConfig) -> Serve:
 
 
 class Server:
-    """A server in its own thread and event loop."""
+    """A server in its own thread and event loop.
+
+    It has no async method: Ray would then run all of them in one loop, where a method that waits
+    keeps the others out.
+    """
 
     def __init__(self, config: ServerConfig) -> None:
         self._config = config
@@ -78,7 +83,10 @@ class Server:
         else:
             self._ended.set_result(None)
 
-    async def _serve(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._stop = asyncio.Event()
-        await server_of(self._config)(self._stop, self._address.set_result)
+    def _serve(self) -> Coroutine[Any, Any, None]:
+        async def serve() -> None:
+            self._loop = asyncio.get_running_loop()
+            self._stop = asyncio.Event()
+            await server_of(self._config)(self._stop, self._address.set_result)
+
+        return serve()

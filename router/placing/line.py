@@ -146,7 +146,7 @@ class Placing:
         prompt = PromptBlocks((*request.prompt_token_ids, *answer.log))
         need = Need(prompt.num_tokens, request.max_num_tokens)
         sender, is_resumed = request.sender, recovery.last_error is not None
-        if not is_resumed:
+        if not is_resumed and self.knowledge.rates.is_steady:
             backlog = self._backlog(answer, need)
             refuse_if_late(backlog, deadline_s=request.deadline_s, now_s=now_s)
         ticket = Ticket(

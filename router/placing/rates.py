@@ -15,6 +15,7 @@ from core.timeline import TransferReport
 
 # Weight of what was measured before, at each new report: about the last ten count.
 KEPT = 0.9
+NUM_STEADY_ANSWERS = 100
 
 
 @dataclass(slots=True)
@@ -53,6 +54,7 @@ class Rates:
     """Rates of the workers that are connected, by incarnation."""
 
     def __init__(self) -> None:
+        self._num_answers = 0
         self._prefill: dict[str, Meter] = {}
         self._link: dict[tuple[str, str], Meter] = {}
         self._exposed: dict[tuple[str, str], Mean] = {}
@@ -69,7 +71,16 @@ class Rates:
 
     def note_decode(self, worker: str, decode_s: float) -> None:
         """A sequence held a decode slot of `worker` for `decode_s`."""
+        self._num_answers += 1
         self._decode.setdefault(worker, Mean()).note(decode_s)
+
+    @property
+    def is_steady(self) -> bool:
+        """Enough was measured to refuse somebody for it: the first requests are slower and smaller.
+
+        Probes of two tokens, links that are made and caches that are cold say little of load.
+        """
+        return self._num_answers >= NUM_STEADY_ANSWERS
 
     def prefill_tokens_per_s(self, worker: str) -> float | None:
         """Of `worker`; the mean of the others while only they were measured."""

@@ -19,6 +19,8 @@ from twophase.client import Client
 
 START_S = 90.0
 STOP_S = 60.0
+# What does not stop in order is killed after drain_s and a margin: 40 s.
+FORCED_STOP_S = 35.0
 
 
 @contextmanager
@@ -106,7 +108,7 @@ def test_serve_answers_shows_its_state_and_leaves_nothing_after_ctrl_c(
     assert "2 sealed, 0 failed" in status or "1 sealed, 0 failed" in status
     assert "0 blocks in use, 0 in quarantine, 0 orphans" in doctor
     assert code == 0
-    assert time.monotonic() - started_s < STOP_S
+    assert time.monotonic() - started_s < FORCED_STOP_S
     assert len(children) >= 3
     assert _left_of(children) == []
     assert_no_orphans(known)
