@@ -127,6 +127,8 @@ def status(address: Address = DEFAULT_ADDRESS) -> None:
         out.print(f"{names}: {escape(kernels)}", highlight=False, soft_wrap=True)
     for name in cluster.silent_workers:
         out.print(f"{escape(name)} does not answer", style="red")
+    for stuck in cluster.stuck_workers:
+        out.print(f"{escape(stuck.name)} was given up: {escape(stuck.why)}", style="red")
     kv = cluster.kv
     out.print(
         f"prompt tokens: {kv.num_transferred_tokens} moved, {kv.num_decode_cached_tokens} cached "
@@ -329,7 +331,8 @@ def _worker_table(workers: tuple[WorkerStatus, ...]) -> Table:
             worker.num_total_blocks,
             worker.num_steps,
         )
-        table.add_row(worker.name, worker.address, *map(str, counts))
+        name = f"{worker.name} (stopping)" if worker.is_draining else worker.name
+        table.add_row(name, worker.address, *map(str, counts))
     return table
 
 

@@ -30,3 +30,8 @@ def test_quarantined_blocks_come_with_the_age_of_the_oldest():
     stuck = dataclasses.replace(IDLE, num_quarantined_blocks=3, quarantine_age_s=75.0)
     assert "3 for 75.00 s" in " ".join(shown(stuck))
     assert " for " not in " ".join(shown(IDLE))
+
+
+def test_a_worker_that_stops_is_shown_as_such():
+    assert shown(IDLE)[:2] == ["decode-0", "127.0.0.1:1"]
+    assert shown(dataclasses.replace(IDLE, is_draining=True))[:2] == ["decode-0", "(stopping)"]
