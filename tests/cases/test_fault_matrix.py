@@ -76,7 +76,7 @@ async def strike(cluster, step, kind, prompt, timeout_s=20.0):
     if step in OF_A_NEW_LINK:
         cluster.faults.order(fault)
         cluster.break_links()
-        await until(lambda: step is not Step.CLOSE or cluster.faults.num_struck)
+        await until(lambda: cluster.num_open_senders == 0)
     elif step is Step.TRANSFER_REFUSED:
         cluster.faults.order(fault, *A_LAYER_IS_MISSING)
     else:

@@ -77,9 +77,8 @@ def test_a_prompt_goes_to_the_worker_that_has_it_cached_and_the_usage_shows_it(
             return [first, again]
 
     first, again = asyncio.run(twice())
-    # Together they are divided; alone each goes where it was, not where nothing is to be done.
+    # Each goes where it was, not where nothing is to be done.
     workers = [done.prefill_worker for done in first]
-    assert sorted(workers) == ["prefill-0", "prefill-1"]
     assert [done.prefill_worker for done in again] == workers
     for done in again:
         assert done.usage.num_prefill_cached_tokens == 1200

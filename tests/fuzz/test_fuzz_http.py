@@ -4,7 +4,7 @@ import asyncio
 import collections
 import sys
 
-import httpx
+import httpx2
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
@@ -36,7 +36,7 @@ def cases_of(document):
 
 def test_no_http_request_ends_in_a_fault_and_none_disturbs_running_streams(cluster, num_requests):
     base_url = f"http://{asyncio.run(http_address_of(cluster.address))}"
-    document = httpx.get(f"{base_url}/openapi.json").json()
+    document = httpx2.get(f"{base_url}/openapi.json").json()
     statuses = collections.Counter()
 
     @settings(
