@@ -21,7 +21,6 @@ from typing import NewType
 import xxhash
 
 from core.errors import InvalidRequest, InvariantBroken
-from core.sampling import Constraint
 
 RequestId = NewType("RequestId", str)
 WorkerName = NewType("WorkerName", str)
@@ -72,8 +71,8 @@ class SamplingParams:
     logits of tokens that occur in prompt or answer (Keskar et al. 2019, CTRL, s.4.1);
     presence_penalty, and frequency_penalty for each time, is taken off those in the answer.
 
-    A constraint rules out every token after which the answer's text could not match any more; where
-    it is complete, only the end is left.
+    A grammar (llguidance's own form, which every Constraint becomes) rules out every token after
+    which the answer's text could not match any more; where it is complete, only the end is left.
 
     num_logprobs None asks for none; otherwise each token comes with its log-probability under the
     model's own distribution (no temperature, no penalty) and those of so many likeliest tokens.
@@ -92,7 +91,7 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
     num_logprobs: int | None = None
-    constraint: Constraint | None = None
+    grammar: str | None = None
 
     def __post_init__(self) -> None:
         """Refuse values outside the documented ranges with field, value and limit."""
@@ -135,7 +134,7 @@ class SamplingParams:
     def needs_history(self) -> bool:
         """Whether the next token depends on which tokens came before, beside through the model."""
         return (
-            self.constraint is not None
+            self.grammar is not None
             or self.min_tokens > 0
             or self.repetition_penalty != 1.0
             or self.presence_penalty != 0.0

@@ -3,22 +3,19 @@
 On Linux also when the parent is killed, or the thread in it that started this process ends.
 """
 
-import ctypes
 import os
 import runpy
-import signal
 import sys
 
-PR_SET_PDEATHSIG = 1
+from core.process import end_with_parent
 
 
 def main() -> None:
     """Run the module as if it had been started itself."""
     parent_pid, module, *arguments = sys.argv[1:]
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != int(parent_pid):
-            sys.exit(1)  # it ended before this process could ask to be told
+    end_with_parent()
+    if sys.platform == "linux" and os.getppid() != int(parent_pid):
+        sys.exit(1)  # it ended before this process could ask to be told
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from core.process import EXIT_REFUSED
 from deploy.ports import reserved_address
 from deploy.supervisor import Slot, Supervisor, stop_together
 
+START_TIMEOUT_S = 600.0
 STOP_MARGIN_S = 10.0
 
 Tell = Callable[[str], None]
@@ -48,9 +50,15 @@ class Child:
             )
 
     def wait_until_up(self) -> str:
-        """Read the address that the server prints; raise what it said if it ended instead."""
+        """Read the address that the server prints; raise what it said if it ended instead.
+
+        One that is not up after START_TIMEOUT_S is ended.
+        """
         assert self.process.stdout is not None
+        late = threading.Timer(START_TIMEOUT_S, self.process.kill)
+        late.start()
         self.address = self.process.stdout.readline().strip()
+        late.cancel()
         if self.address:
             return self.address
         code = self.process.wait()

@@ -1,7 +1,7 @@
-"""Which tokens a constraint leaves, computed beside the forward pass.
+"""Which tokens a grammar leaves, computed beside the forward pass.
 
 A matcher (llguidance) reads the answer's tokens and tells which may follow. It is a function of
-constraint and answer alone, so it need not move with a request: whoever samples the next token
+grammar and answer alone, so it need not move with a request: whoever samples the next token
 builds it from the history, once, and then feeds it one token per step. `Grammars` keeps the most
 recent ones.
 
@@ -18,7 +18,6 @@ import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 
 from core.errors import InvalidRequest, TwophaseError
-from core.sampling import Constraint, ConstraintKind
 from engine.batch import SequenceStep
 from engine.logits import Mask
 
@@ -26,25 +25,7 @@ MAX_MATCHERS = 512
 MAX_TOKENIZERS = 4
 
 Masks = Mapping[int, "Future[Mask | TwophaseError]"]
-_Key = tuple[Constraint, tuple[int, ...], tuple[int, ...]]
-
-
-def compile_constraint(constraint: Constraint) -> str:
-    """The constraint as llguidance's own grammar.
-
-    Raises:
-        InvalidRequest: it is not what its kind says.
-    """
-    try:
-        match constraint.kind:
-            case ConstraintKind.JSON_SCHEMA:
-                return LLMatcher.grammar_from_json_schema(constraint.text)
-            case ConstraintKind.REGEX:
-                return LLMatcher.grammar_from_regex(constraint.text)
-            case ConstraintKind.LARK:
-                return LLMatcher.grammar_from_lark(constraint.text)
-    except ValueError as error:
-        raise InvalidRequest(f"constraint.{constraint.kind}", "no schema", str(error)) from error
+_Key = tuple[str, tuple[int, ...], tuple[int, ...]]
 
 
 class Grammars:
@@ -65,35 +46,35 @@ class Grammars:
         return {
             index: self._thread.submit(self._mask, step)
             for index, step in enumerate(steps)
-            if step.sampling is not None and step.sampling.constraint is not None
+            if step.sampling is not None and step.sampling.grammar is not None
         }
 
     def _mask(self, step: SequenceStep) -> Mask | TwophaseError:
-        assert step.sampling is not None and step.sampling.constraint is not None
+        assert step.sampling is not None and step.sampling.grammar is not None
         assert step.history is not None
-        constraint, stops = step.sampling.constraint, step.sampling.stop_token_ids
+        grammar, stops = step.sampling.grammar, step.sampling.stop_token_ids
         answer = tuple(step.history.output_token_ids)
         try:
-            matcher = self._matcher((constraint, stops, answer))
+            matcher = self._matcher((grammar, stops, answer))
             bits = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
         except TwophaseError as error:
             return error
         if matcher.is_error():
-            return _refusal(constraint, matcher)
+            return _refusal(matcher)
         return np.unpackbits(bits, bitorder="little")[: self._vocab_size].astype(bool)
 
     def _matcher(self, key: _Key) -> LLMatcher:
-        constraint, stops, answer = key
+        grammar, stops, answer = key
         matcher = self._matchers.pop(key, None)
         if matcher is None and answer:
-            matcher = self._matchers.pop((constraint, stops, answer[:-1]), None)
+            matcher = self._matchers.pop((grammar, stops, answer[:-1]), None)
             if matcher is not None:
                 matcher.consume_token(answer[-1])
         if matcher is None:
-            matcher = LLMatcher(self._tokenizer(stops), compile_constraint(constraint))
+            matcher = LLMatcher(self._tokenizer(stops), grammar)
             matcher.consume_tokens(list(answer))
         if matcher.is_error():
-            raise _refusal(constraint, matcher)
+            raise _refusal(matcher)
         self._matchers[key] = matcher
         if len(self._matchers) > MAX_MATCHERS:
             self._matchers.popitem(last=False)
@@ -110,6 +91,5 @@ class Grammars:
         return tokenizer
 
 
-def _refusal(constraint: Constraint, matcher: LLMatcher) -> InvalidRequest:
-    reason = " ".join(matcher.get_error().split())
-    return InvalidRequest(f"constraint.{constraint.kind}", "not usable", reason)
+def _refusal(matcher: LLMatcher) -> InvalidRequest:
+    return InvalidRequest("constraint", "not usable", " ".join(matcher.get_error().split()))

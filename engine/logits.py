@@ -51,7 +51,7 @@ def changed_logits(
         logits_BV: the model's; not written to.
         params: of each row.
         histories: of each row; one that params.needs_history has is never None.
-        masks: by row, what a constraint allows.
+        masks: by row, what a grammar allows.
     """
     rows = [row for row, p in enumerate(params) if p.logit_bias or p.needs_history]
     if not rows and not masks:

@@ -1,6 +1,7 @@
 """A rank of a worker other than the first: python -m engine.rank, started by `engine.leader`.
 
-It ends when its standard input ends, which happens whenever the leader does, however that dies.
+It ends when its standard input ends, which happens whenever the leader does, however that dies; on
+Linux also while it is stopped.
 
 1. imported: says UP on standard output
 2. meets the other ranks; rank 0 announces where the memory of all caches is
@@ -20,6 +21,7 @@ import torch
 
 from core.errors import PeerLost
 from core.layout import Dtype
+from core.process import end_with_parent
 from engine.device import open_device
 from engine.parallel import TensorParallel, open_store
 from engine.runner import Runner
@@ -98,6 +100,7 @@ def follow(settings: RankSettings) -> None:
 def main() -> int:
     """Run until the leader ends; 1 if a rank was lost before that."""
     settings = RankSettings.from_json(sys.argv[1])
+    end_with_parent()
     threading.Thread(target=_end_with_input, daemon=True).start()
     if settings.cores is not None:
         os.sched_setaffinity(0, settings.cores)

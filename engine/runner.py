@@ -14,6 +14,7 @@ that of rank 0 announces each step to the others, which only `follow`.
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -141,8 +142,7 @@ class Runner:
             logits_BV = self._forward(steps, on_layer)
             assert logits_BV is not None, "only rank 0 steps"
             drawn = sampled_tokens(logits_BV, steps, masks)
-        compute_s = time.perf_counter() - started_s
-        return StepResult(drawn.token_ids, compute_s, drawn.logprobs, drawn.failures)
+        return replace(drawn, compute_s=time.perf_counter() - started_s)
 
     def follow(self, words: torch.Tensor) -> None:
         """Compute this rank's share of the step that rank 0 announced with `words`."""

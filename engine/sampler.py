@@ -8,14 +8,13 @@ what it would have drawn. Letters: B rows, V vocabulary.
 import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
 from core.errors import TwophaseError
 from core.request import Logprobs, SamplingParams
-from engine.batch import SequenceStep
+from engine.batch import SequenceStep, StepResult
 from engine.logits import Mask, changed_logits, logprobs_of
 
 PHILOX_MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
@@ -43,41 +42,34 @@ def sample(
     return token_ids
 
 
-@dataclass(slots=True)
-class Sampled:
-    """What was drawn, in the fields of StepResult."""
-
-    token_ids: list[int | None]
-    logprobs: dict[int, Logprobs] = field(default_factory=dict)
-    failures: dict[int, TwophaseError] = field(default_factory=dict)
-
-
 def sampled_tokens(
     logits_BV: torch.Tensor,
     steps: Sequence[SequenceStep],
     masks: Mapping[int, "Future[Mask | TwophaseError]"],
-) -> Sampled:
-    """A token for each step that asks for one; logits come for those alone."""
+) -> StepResult:
+    """A token for each step that asks for one; logits come for those alone, compute_s is 0."""
     rows = [(i, step, step.sampling) for i, step in enumerate(steps) if step.sampling is not None]
     params = [sampling for _, _, sampling in rows]
-    result = Sampled([None] * len(steps))
+    token_ids: list[int | None] = [None] * len(steps)
+    logprobs: dict[int, Logprobs] = {}
+    failures: dict[int, TwophaseError] = {}
     allowed: dict[int, Mask] = {}
     for row, (i, _, _) in enumerate(rows):
         mask = masks[i].result() if i in masks else None
         if isinstance(mask, TwophaseError):
-            result.failures[i] = mask
+            failures[i] = mask
         elif mask is not None:
             allowed[row] = mask
     histories = [step.history for _, step, _ in rows]
     changed_BV = changed_logits(logits_BV, params, histories, allowed)
     drawn = sample(changed_BV, params, [step.end for _, step, _ in rows])
     for (i, _, sampling), logits_V, token_id in zip(rows, logits_BV, drawn, strict=True):
-        if i in result.failures:
+        if i in failures:
             continue
-        result.token_ids[i] = token_id
+        token_ids[i] = token_id
         if sampling.num_logprobs is not None:
-            result.logprobs[i] = logprobs_of(logits_V, token_id, sampling.num_logprobs)
-    return result
+            logprobs[i] = logprobs_of(logits_V, token_id, sampling.num_logprobs)
+    return StepResult(token_ids, 0.0, logprobs, failures)
 
 
 def _largest(logits_BV: torch.Tensor) -> list[int]:

@@ -55,7 +55,7 @@ class AdminService(pb_grpc.AdminServicer):
             mode=self._config.mode,
             model=self._config.model,
             is_ready=self._door.readiness.is_ready,
-            num_active_requests=self._door.admission.num_active_requests,
+            num_active_requests=self._door.running.num_requests,
             workers=[status_to_wire(status) for status in statuses],
             num_prefill_calls=self._dispatcher.num_prefill_calls,
             num_mailboxes=self._fleet.num_mailboxes,
@@ -80,7 +80,7 @@ class AdminService(pb_grpc.AdminServicer):
 
     def _is_orphan(self, holder: BlockHolder) -> bool:
         """Whether blocks are held for nobody; quarantine outlives its request by design."""
-        is_known = self._door.admission.is_active(id_of_attempt(holder.request_id))
+        is_known = self._door.running.is_inside(id_of_attempt(holder.request_id))
         is_probe = holder.request_id.startswith(PROBE_ID)
         return not is_known and not is_probe and holder.state != "quarantined"
 

@@ -1,18 +1,15 @@
-"""Who is let in: a bounded number of requests, and none whose deadline is known to be lost.
+"""Who is refused early: a request whose deadline is known to be lost.
 
-A request for which no worker has room waits in line (`placing`), which is bounded in
-time and length. One that cannot be begun before its deadline by what was measured is refused at
-once: sooner is kinder, and its place helps others.
+A request for which no worker has room waits in line (`placing`), which is bounded in time and
+length. One that cannot be begun before its deadline by what was measured is refused at once:
+sooner is kinder, and its place helps others. How many may be inside is bounded by `running`.
 
 Pure.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
-from core.errors import InvalidRequest, Overloaded
-from core.request import RequestId
+from core.errors import Overloaded
 
 # What a refused client is told to wait while nothing was measured.
 UNKNOWN_WAIT_S = 1.0
@@ -75,41 +72,3 @@ def refuse_if_late(backlog: Backlog, *, deadline_s: float, now_s: float) -> None
 
 def _quotient(amount: float, per_s: float | None) -> float | None:
     return None if per_s is None else amount / per_s
-
-
-class Admission:
-    """The requests between their first and last message.
-
-    Invariant: an id is inside at most once, and leaves exactly once.
-    """
-
-    def __init__(self, max_active_requests: int) -> None:
-        self._max_active_requests = max_active_requests
-        self._active: set[RequestId] = set()
-
-    @property
-    def num_active_requests(self) -> int:
-        """Requests inside."""
-        return len(self._active)
-
-    def is_active(self, request_id: RequestId) -> bool:
-        """Whether the request is inside."""
-        return request_id in self._active
-
-    @contextmanager
-    def admitted(self, request_id: RequestId) -> Iterator[None]:
-        """Hold a place for the request while the context lasts.
-
-        Raises:
-            InvalidRequest: a request with this id is inside.
-            Overloaded: as many requests are inside as may be.
-        """
-        if request_id in self._active:
-            raise InvalidRequest("request_id", request_id, "is in use")
-        if len(self._active) >= self._max_active_requests:
-            raise Overloaded(f"{self._max_active_requests} requests are active")
-        self._active.add(request_id)
-        try:
-            yield
-        finally:
-            self._active.remove(request_id)

@@ -1,4 +1,4 @@
-"""Whether a constraint can be served: checked before anything is computed for it.
+"""A constraint, as users write it -> the grammar that workers match, checked before any work.
 
 Pure but for the library that parses grammars.
 """
@@ -12,14 +12,14 @@ MAX_CHARACTERS = 65_536
 MAX_SHOWN_CHARACTERS = 400
 
 
-def check_constraint(asked: Sampling, eos_token_ids: tuple[int, ...]) -> None:
-    """Refuse a constraint that is none, or that could not end the answer.
+def grammar_of(constraint: Constraint, asked: Sampling, eos_token_ids: tuple[int, ...]) -> str:
+    """The constraint as llguidance's own grammar; `asked` is what it came with.
 
     Contract: may block for a second on a large grammar; thread-safe.
+
+    Raises:
+        InvalidRequest: it is not what its kind says, or could not end the answer.
     """
-    constraint = asked.constraint
-    if constraint is None:
-        return
     field = f"constraint.{constraint.kind}"
     if len(constraint.text) > MAX_CHARACTERS:
         limit = f"at most {MAX_CHARACTERS} are taken"
@@ -30,23 +30,25 @@ def check_constraint(asked: Sampling, eos_token_ids: tuple[int, ...]) -> None:
         raise InvalidRequest("ignore_eos", True, f"{field} ends with the end-of-sequence token")
     if asked.min_tokens:
         raise InvalidRequest("min_tokens", asked.min_tokens, f"{field} decides when it is complete")
-    problem = _problem(constraint)
-    if problem:
-        shown = " ".join(problem.split())[:MAX_SHOWN_CHARACTERS]
-        raise InvalidRequest(field, "not usable", shown)
-
-
-def _problem(constraint: Constraint) -> str:
-    """Why the constraint cannot be used; empty if it can."""
     try:
-        match constraint.kind:
-            case ConstraintKind.JSON_SCHEMA:
-                grammar = LLMatcher.grammar_from_json_schema(constraint.text)
-            case ConstraintKind.REGEX:
-                grammar = LLMatcher.grammar_from_regex(constraint.text)
-            case ConstraintKind.LARK:
-                grammar = LLMatcher.grammar_from_lark(constraint.text)
+        grammar = _translated(constraint)
     except ValueError as error:
-        return str(error)
+        raise InvalidRequest(field, "not usable", _shown(str(error))) from error
     is_error, messages = LLMatcher.validate_grammar_with_warnings(grammar)
-    return messages[0] if is_error else ""
+    if is_error:
+        raise InvalidRequest(field, "not usable", _shown(messages[0]))
+    return grammar
+
+
+def _translated(constraint: Constraint) -> str:
+    match constraint.kind:
+        case ConstraintKind.JSON_SCHEMA:
+            return LLMatcher.grammar_from_json_schema(constraint.text)
+        case ConstraintKind.REGEX:
+            return LLMatcher.grammar_from_regex(constraint.text)
+        case ConstraintKind.LARK:
+            return LLMatcher.grammar_from_lark(constraint.text)
+
+
+def _shown(problem: str) -> str:
+    return " ".join(problem.split())[:MAX_SHOWN_CHARACTERS]

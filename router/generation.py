@@ -1,6 +1,6 @@
 """One request's way through the front door, whatever protocol it came by.
 
-1 its place inside (`admission`)        4 workers and tokens (`dispatch`)
+1 its place inside (`running`)          4 workers and tokens (`dispatch`)
 2 the cluster's limits and the model    5 text for each token (`answer_text`)
 3 prompt to token ids, in a thread      6 counted and logged
 
@@ -23,9 +23,8 @@ from core.errors import PeerLost, TwophaseError
 from core.request import OutputToken, Request, RequestId, Sender
 from core.sampling import Sampling
 from core.worker import Role
-from router.admission import Admission
 from router.config import FrontDoorConfig
-from router.constraint import check_constraint
+from router.constraint import grammar_of
 from router.dispatch import Dispatcher
 from router.keys import caller
 from router.members.fleet import Fleet
@@ -53,7 +52,6 @@ MAX_NAME = 128
 class FrontDoor:
     """What all services share: who is inside, is the cluster ready, where KV caches came from."""
 
-    admission: Admission
     readiness: Readiness
     counters: KvCounters
     running: RunningRequests
@@ -104,7 +102,7 @@ class Generation:
         self._fleet = fleet
         self._dispatcher = dispatcher
         self._tokenizer = tokenizer
-        self._admission, self._counters = door.admission, door.counters
+        self._counters = door.counters
         self._running = door.running
         self._config = config
         self._clock = clock
@@ -123,10 +121,7 @@ class Generation:
                 their names say, with what was known of the answer; logged here.
         """
         try:
-            with (
-                self._running.entered(incoming.request_id, incoming.received_s) as running,
-                self._admission.admitted(incoming.request_id),
-            ):
+            with self._running.entered(incoming.request_id, incoming.received_s) as running:
                 request = await self._checked(incoming)
                 stops = stop_strings_of(incoming.asked)
                 completion = await self._answer(request, stops, running, deliver)
@@ -163,15 +158,17 @@ class Generation:
         limits = self.limits()
         check_model(incoming.model, limits)
         token_ids = await asyncio.to_thread(token_ids_of, incoming.prompt, self._tokenizer, limits)
-        if incoming.asked.constraint is not None:
-            eos_token_ids = self._tokenizer.eos_token_ids
-            await asyncio.to_thread(check_constraint, incoming.asked, eos_token_ids)
+        asked, eos_token_ids = incoming.asked, self._tokenizer.eos_token_ids
+        grammar = None
+        if asked.constraint is not None:
+            grammar = await asyncio.to_thread(grammar_of, asked.constraint, asked, eos_token_ids)
         sampling = sampling_of(
-            incoming.asked,
+            asked,
             len(token_ids),
-            self._tokenizer.eos_token_ids,
+            eos_token_ids,
             limits,
             defaults=incoming.defaults,
+            grammar=grammar,
         )
         most_s = self._config.router.default_deadline_s
         limit_s = most_s if incoming.time_limit_s is None else min(incoming.time_limit_s, most_s)

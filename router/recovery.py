@@ -21,6 +21,7 @@ from core.errors import (
     DeadlineExceeded,
     InvalidRequest,
     InvariantBroken,
+    PeerStopping,
     TransferFailed,
     TwophaseError,
 )
@@ -42,13 +43,15 @@ class Failure:
 class Recovery:
     """Attempts of one request.
 
-    Invariants: there are at most `max_attempts`; a worker that failed one is not in the next.
+    Invariants: at most `max_attempts` fail, those that a stopping worker handed over not counted; a
+    worker that failed one is not in the next.
     """
 
     on_failure: OnFailure
     max_attempts: int
     failures: list[str] = field(default_factory=list)
     last_error: TwophaseError | None = None
+    _num_failed: int = 0
     _avoided: set[str] = field(default_factory=set)
 
     @property
@@ -62,8 +65,10 @@ class Recovery:
         pair = f"{placement.prefill or placement.decode} to {placement.decode}"
         self.failures.append(f"{pair}: {error}")
         self.last_error = error
+        # A worker that stops in order hands over what it has: nothing went wrong with the request.
+        self._num_failed += not isinstance(error, PeerStopping)
         may_go_on = self.on_failure is OnFailure.RESUME and not isinstance(error, FINAL)
-        if not may_go_on or len(self.failures) >= self.max_attempts:
+        if not may_go_on or self._num_failed >= self.max_attempts:
             raise error
         is_prefill_avoided = failure.is_from_prefill or isinstance(error, TransferFailed)
         if placement.prefill is not None and is_prefill_avoided:

@@ -113,8 +113,9 @@ def sampling_of(
     limits: Limits,
     *,
     defaults: Defaults = Defaults(),
+    grammar: str | None = None,
 ) -> SamplingParams:
-    """Sampling parameters with every default filled in.
+    """Sampling parameters with every default filled in; `grammar` is what asked.constraint became.
 
     Raises:
         InvalidRequest: a value is out of its range, or prompt and answer exceed the context.
@@ -154,7 +155,7 @@ def sampling_of(
         frequency_penalty=_or(asked.frequency_penalty, 0.0),
         logit_bias=asked.logit_bias,
         num_logprobs=asked.num_logprobs,
-        constraint=asked.constraint,
+        grammar=grammar,
     )
 
 

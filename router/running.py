@@ -1,7 +1,7 @@
-"""The requests that are inside, by id: whom operators list, and whom `Cancel` ends.
+"""The requests that are inside, a bounded number: whom operators list, and whom `Cancel` ends.
 
 A request is inside from the moment its message was unpacked until its last one was written, also
-while it waits to be let in. Cancelling it cancels the task that serves it, as if its client had
+while it waits for workers. Cancelling it cancels the task that serves it, as if its client had
 gone away, but the client is told.
 
 Runs in the router's event loop. Knows no protocol.
@@ -13,17 +13,22 @@ from contextlib import contextmanager
 
 from core.clock import Clock
 from core.completion import Completion
-from core.errors import Cancelled, DuplicateRequest, TwophaseError
+from core.errors import Cancelled, DuplicateRequest, Overloaded, TwophaseError
 from core.request import RequestId, RequestState
 from router.answer import Answer
+from router.keys import caller
 
 
 class RunningRequest:
-    """One request inside; `answers` is filled once it is dispatched."""
+    """One request inside; `answers` is filled once it is dispatched.
 
-    def __init__(self, request_id: RequestId, received_s: float) -> None:
+    caller is the API key that it came with; None where none is asked for.
+    """
+
+    def __init__(self, request_id: RequestId, received_s: float, caller: str | None) -> None:
         self.request_id = request_id
         self.received_s = received_s
+        self.caller = caller
         self.answers: list[Answer] = []
         self.is_cancelled = False
         self._task = asyncio.current_task()
@@ -58,7 +63,8 @@ class RunningRequests:
     Invariant: an id is inside at most once, and leaves exactly once.
     """
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, max_requests: int, clock: Clock) -> None:
+        self._max_requests = max_requests
         self._clock = clock
         self._by_id: dict[RequestId, RunningRequest] = {}
         self._is_empty = asyncio.Event()
@@ -72,11 +78,15 @@ class RunningRequests:
 
         Raises:
             DuplicateRequest: a request with this id is inside.
+            Overloaded: as many requests are inside as may be.
             Cancelled: `cancel` was called.
         """
         if request_id in self._by_id:
             raise DuplicateRequest(request_id)
-        running = self._by_id[request_id] = RunningRequest(request_id, received_s)
+        if len(self._by_id) >= self._max_requests:
+            raise Overloaded(f"{self._max_requests} requests are active")
+        running = RunningRequest(request_id, received_s, caller.get())
+        self._by_id[request_id] = running
         self._is_empty.clear()
         try:
             yield running
@@ -100,12 +110,25 @@ class RunningRequests:
         await self._is_empty.wait()
 
     def cancel(self, request_id: RequestId) -> bool:
-        """End a request; False if it is not inside, or was cancelled before. Idempotent."""
+        """End a request of this task's caller; idempotent.
+
+        False if it is not inside, was cancelled before, or came with another API key: who does not
+        own a request is not told that it exists.
+        """
         running = self._by_id.get(request_id)
-        if running is None or running.is_cancelled:
+        if running is None or running.is_cancelled or running.caller != caller.get():
             return False
         running.cancel()
         return True
+
+    @property
+    def num_requests(self) -> int:
+        """How many are inside."""
+        return len(self._by_id)
+
+    def is_inside(self, request_id: RequestId) -> bool:
+        """Whether the request is."""
+        return request_id in self._by_id
 
     def oldest_first(self) -> list[RunningRequest]:
         """Everybody inside."""

@@ -14,7 +14,6 @@ from grpc_reflection.v1alpha import reflection
 from core.clock import MonotonicClock
 from core.model_path import find_model
 from router.admin_service import AdminService
-from router.admission import Admission
 from router.codec import Codec
 from router.config import FrontDoorConfig
 from router.dispatch import Dispatcher
@@ -57,7 +56,6 @@ async def serve(
     directory = find_model(config.model)
     tokenizer = await asyncio.to_thread(Tokenizer.load, directory)
     http_defaults = checkpoint_defaults(directory)
-    admission = Admission(config.router.max_active_requests)
     counters = KvCounters()
     async with (
         Fleet(
@@ -89,7 +87,8 @@ async def serve(
             announce=announce,
             clock=clock,
         )
-        door = FrontDoor(admission, readiness, counters, RunningRequests(clock))
+        running = RunningRequests(config.router.max_active_requests, clock)
+        door = FrontDoor(readiness, counters, running)
         generation = Generation(fleet, dispatcher, tokenizer, door, config=config, clock=clock)
         codec = Codec(tokenizer, generation.limits)
         inference = InferenceService(generation, codec, door.running, config=config, clock=clock)

@@ -26,8 +26,6 @@ from twophase import errors
 from twophase.v1 import inference_pb2
 from twophase.v1 import worker_pb2 as pb
 from twophase.wire import (
-    constraint_from_wire,
-    constraint_to_wire,
     logprobs_from_wire,
     logprobs_to_wire,
 )
@@ -116,7 +114,7 @@ def request_to_wire(request: Request, now_s: float) -> pb.WireRequest:
                 for token_id, bias in sampling.logit_bias
             ],
             num_logprobs=sampling.num_logprobs,
-            constraint=constraint_to_wire(sampling.constraint),
+            grammar=sampling.grammar,
         ),
         remaining_s=request.deadline_s - now_s,
         num_resumed_tokens=request.num_resumed_tokens,
@@ -143,7 +141,7 @@ def request_from_wire(message: pb.WireRequest, now_s: float) -> Request:
             frequency_penalty=sampling.frequency_penalty,
             logit_bias=tuple((entry.token_id, entry.bias) for entry in sampling.logit_bias),
             num_logprobs=sampling.num_logprobs if sampling.HasField("num_logprobs") else None,
-            constraint=constraint_from_wire(sampling.constraint),
+            grammar=sampling.grammar if sampling.HasField("grammar") else None,
         ),
         deadline_s=now_s + message.remaining_s,
         num_resumed_tokens=message.num_resumed_tokens,

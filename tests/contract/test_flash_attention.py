@@ -252,7 +252,7 @@ def test_the_package_itself_gives_what_the_twin_gives(load):
     try:
         attention = load(needs_on_card(), capability, import_module)
     except Unusable as why:
-        pytest.skip(str(why))
+        pytest.skip(f"this kernel cannot be used on this card: {why}")
     for seed in SEEDS:
         for decode_only in (True, False):
             case = random_case(

@@ -16,6 +16,7 @@ from core.request import SamplingParams
 from core.sampling import Constraint, ConstraintKind
 from deploy.local_cluster import LocalCluster
 from engine.runner import Runner
+from router.constraint import grammar_of
 from tests.e2e.conftest import StartCluster
 from tests.e2e.nothing_left import assert_nothing_left
 from tests.engine_loop import generate
@@ -125,9 +126,8 @@ def test_no_stop_token_comes_before_the_least_number(client: Client) -> None:
 def test_a_constrained_answer_matches_and_is_that_of_one_plain_process(
     client: Client, runner: Runner, constraint: Constraint, temperature: float
 ) -> None:
-    way = {"temperature": temperature, "seed": 3, "constraint": constraint}
-    sampling = Sampling(max_tokens=60, **way)  # type: ignore[arg-type]
-    chunks = list(client.generate(PROMPT, sampling))
+    asked = Sampling(max_tokens=60, temperature=temperature, seed=3, constraint=constraint)
+    chunks = list(client.generate(PROMPT, asked))
     text = "".join(chunk.text for chunk in chunks)
     token_ids = [token_id for chunk in chunks for token_id in chunk.token_ids]
 
@@ -142,7 +142,13 @@ def test_a_constrained_answer_matches_and_is_that_of_one_plain_process(
             assert re.fullmatch(constraint.text, text)
         case ConstraintKind.LARK:
             assert text in ("yes", "no")
-    params = SamplingParams(max_tokens=60, stop_token_ids=EOS, **way)  # type: ignore[arg-type]
+    params = SamplingParams(
+        max_tokens=60,
+        temperature=temperature,
+        seed=3,
+        stop_token_ids=EOS,
+        grammar=grammar_of(constraint, asked, EOS),
+    )
     expected = generate(runner, [PROMPT], max_tokens=len(token_ids), sampling=params)[0]
     assert token_ids == expected
 

@@ -1,15 +1,14 @@
-"""What a constraint leaves depends on it and the answer alone, however the answer came."""
+"""What a grammar leaves depends on it and the answer alone, however the answer came."""
 
-import json
 import random
 
 import numpy as np
 import pytest
+from llguidance import LLMatcher
 from tokenizers import Tokenizer
 
 from core.errors import InvalidRequest
 from core.request import SamplingParams
-from core.sampling import Constraint, ConstraintKind
 from engine.batch import SequenceStep
 from engine.grammar import MAX_MATCHERS, Grammars
 from engine.logits import History
@@ -17,10 +16,9 @@ from tests.tiny_model import END_OF_TEXT_ID, IM_END_ID, write_tiny_model
 
 VOCABULARY = 512
 STOPS = (END_OF_TEXT_ID, IM_END_ID)
-DIGITS = Constraint(ConstraintKind.REGEX, "[0-9]{2,3}")
-SCHEMA = Constraint(
-    ConstraintKind.JSON_SCHEMA,
-    json.dumps({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}),
+DIGITS = LLMatcher.grammar_from_regex("[0-9]{2,3}")
+SCHEMA = LLMatcher.grammar_from_json_schema(
+    {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 )
 
 
@@ -39,13 +37,13 @@ def grammars(directory):
     return Grammars(directory, VOCABULARY)
 
 
-def step(constraint, answer, stops=STOPS):
-    params = SamplingParams(constraint=constraint, stop_token_ids=stops)
+def step(grammar, answer, stops=STOPS):
+    params = SamplingParams(grammar=grammar, stop_token_ids=stops)
     return SequenceStep([1], 0, [0], params, History([1], list(answer)))
 
 
-def allowed(grammars, constraint, answer=()):
-    mask = grammars.masks([step(constraint, answer)])[0].result()
+def allowed(grammars, grammar, answer=()):
+    mask = grammars.masks([step(grammar, answer)])[0].result()
     assert isinstance(mask, np.ndarray), mask
     assert mask.shape == (VOCABULARY,)
     return set(np.flatnonzero(mask).tolist())
@@ -72,7 +70,7 @@ def test_an_answer_step_by_step_and_all_at_once_leave_the_same(directory, tokeni
     assert len(answer) > 5
 
 
-def test_two_answers_to_one_constraint_do_not_disturb_each_other(grammars, tokenizer):
+def test_two_answers_to_one_grammar_do_not_disturb_each_other(grammars, tokenizer):
     one = tokenizer.encode("1", add_special_tokens=False).ids
     for _ in range(2):
         both = grammars.masks([step(DIGITS, one), step(DIGITS, ())])
@@ -81,38 +79,35 @@ def test_two_answers_to_one_constraint_do_not_disturb_each_other(grammars, token
     assert allowed(grammars, DIGITS, one * 2) >= set(STOPS)
 
 
-def test_only_steps_with_a_constraint_have_a_mask(grammars):
+def test_only_steps_with_a_grammar_have_a_mask(grammars):
     plain = SequenceStep([1], 0, [0], SamplingParams())
     chunk = SequenceStep([1], 0, [0], None)
     assert set(grammars.masks([plain, step(DIGITS, ()), chunk])) == {1}
 
 
 @pytest.mark.parametrize(
-    "constraint",
+    "grammar",
     [
-        Constraint(ConstraintKind.REGEX, "((("),
-        Constraint(ConstraintKind.LARK, "nothing"),
-        Constraint(ConstraintKind.JSON_SCHEMA, '{"type": "nothing"}'),
-        Constraint(ConstraintKind.JSON_SCHEMA, "no json"),
+        LLMatcher.grammar_from_regex("((("),
+        LLMatcher.grammar_from_lark("nothing"),
+        LLMatcher.grammar_from_json_schema({"type": "nothing"}),
     ],
-    ids=lambda constraint: constraint.text,
+    ids=["regex", "lark", "schema"],
 )
-def test_what_cannot_be_used_fails_that_request_alone(grammars, constraint):
-    masks = grammars.masks([step(constraint, ()), step(DIGITS, ())])
+def test_what_cannot_be_used_fails_that_request_alone(grammars, grammar):
+    masks = grammars.masks([step(grammar, ()), step(DIGITS, ())])
     assert isinstance(masks[0].result(), InvalidRequest)
     assert isinstance(masks[1].result(), np.ndarray)
 
 
-def test_an_answer_that_breaks_its_constraint_is_named(grammars, tokenizer):
+def test_an_answer_that_breaks_its_grammar_is_named(grammars, tokenizer):
     letters = tokenizer.encode("x", add_special_tokens=False).ids
     error = grammars.masks([step(DIGITS, letters)])[0].result()
     assert isinstance(error, InvalidRequest)
 
 
 def test_matchers_that_nobody_uses_are_forgotten(grammars):
-    constraints = [
-        Constraint(ConstraintKind.REGEX, f"[0-9]{{{n}}}") for n in range(1, MAX_MATCHERS + 20)
-    ]
-    for constraint in constraints:
-        assert allowed(grammars, constraint)
+    texts = [LLMatcher.grammar_from_regex(f"[0-9]{{{n}}}") for n in range(1, MAX_MATCHERS + 20)]
+    for grammar in texts:
+        assert allowed(grammars, grammar)
     assert len(grammars._matchers) == MAX_MATCHERS

@@ -20,7 +20,6 @@ from core.errors import (
 )
 from core.sampling import Sampling
 from core.worker import CancelRequest, RequestFailed, Reserve, Role
-from router.admission import Admission
 from router.config import FrontDoorConfig
 from router.dispatch import Dispatcher
 from router.generation import FrontDoor, Generation, Incoming
@@ -159,7 +158,7 @@ class World:
     async def nothing_is_left(self):
         await until(lambda: self.dispatcher.num_prefill_calls == 0)
         assert self.fleet.num_mailboxes == 0
-        assert self.door.admission.num_active_requests == 0
+        assert self.door.running.num_requests == 0
         assert self.prefill is None or self.prefill.num_open_calls == 0
 
 
@@ -176,9 +175,8 @@ async def empty_world(fleet, clock, router_config, monkeypatch):
     monkeypatch.setattr(asyncio, "to_thread", at_once)
     counters = KvCounters()
     config = FrontDoorConfig("tiny", Mode.DISAGGREGATED, router_config)
-    door = FrontDoor(
-        Admission(router_config.max_active_requests), Probe(), counters, RunningRequests(clock)
-    )
+    running = RunningRequests(router_config.max_active_requests, clock)
+    door = FrontDoor(Probe(), counters, running)
     async with Dispatcher(fleet, config.dispatch, counters, clock) as dispatcher:
         generation = Generation(
             fleet, dispatcher, make_tokenizer(), door, config=config, clock=clock

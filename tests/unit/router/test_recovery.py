@@ -13,6 +13,7 @@ from core.errors import (
     InvalidRequest,
     Overloaded,
     PeerLost,
+    PeerStopping,
     TransferFailed,
     TransferFailure,
     TwophaseError,
@@ -330,6 +331,15 @@ class TestTheDecision:
         except TransferFailed:
             assert num_attempts == max_attempts
         assert num_attempts <= max_attempts
+
+
+def test_workers_that_stop_in_order_use_up_no_attempts():
+    recovery = Recovery(OnFailure.RESUME, 2)
+    for _ in range(5):
+        recovery.failed(Failure(PeerStopping("decode-0"), is_from_prefill=False), PAIR)
+    recovery.failed(Failure(LINK_LOST, is_from_prefill=False), PAIR)
+    with pytest.raises(TransferFailed):
+        recovery.failed(Failure(LINK_LOST, is_from_prefill=False), PAIR)
 
 
 @given(st.text(st.characters(exclude_characters="~")), st.integers(1, 99))

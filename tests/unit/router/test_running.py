@@ -5,9 +5,10 @@ import asyncio
 import pytest
 
 from core.clock import ManualClock
-from core.errors import Cancelled, DuplicateRequest, PeerLost
+from core.errors import Cancelled, DuplicateRequest, Overloaded, PeerLost
 from core.request import FinishReason, RequestState
 from router.answer import Answer
+from router.keys import caller
 from router.placement import Placement
 from router.running import RunningRequests
 from tests.unit.router.doubles import make_request, token
@@ -15,7 +16,7 @@ from tests.unit.router.doubles import make_request, token
 
 @pytest.fixture
 def running(clock):
-    return RunningRequests(clock)
+    return RunningRequests(2, clock)
 
 
 @pytest.fixture
@@ -42,6 +43,32 @@ async def test_a_request_is_inside_while_it_is_served_and_its_id_is_taken(runnin
         assert (refusal.value.field, refusal.value.value) == ("request_id", "a")
         assert ids(running) == ["a", "b"]
     assert ids(running) == []
+
+
+async def test_one_more_than_may_be_inside_is_refused_and_holds_nothing(running):
+    with running.entered("a", 99.0), running.entered("b", 99.5):
+        with pytest.raises(Overloaded, match="2 requests are active") as refusal:
+            with running.entered("c", 100.0):
+                pytest.fail("it was let in")
+        assert refusal.value.retry_after_s > 0
+        assert (running.num_requests, running.is_inside("c")) == (2, False)
+        with pytest.raises(DuplicateRequest), running.entered("a", 100.0):
+            pytest.fail("it was let in")
+    with running.entered("c", 101.0):
+        assert ids(running) == ["c"]
+    assert running.num_requests == 0
+
+
+async def test_only_the_key_that_a_request_came_with_can_cancel_it(running):
+    caller.set("alice")
+    task = asyncio.create_task(serve(running, "a"))
+    await asyncio.sleep(0)
+    caller.set("bob")
+    assert not running.cancel("a")
+    caller.set("alice")
+    assert running.cancel("a")
+    with pytest.raises(Cancelled):
+        await task
 
 
 async def test_cancelling_ends_the_task_with_an_error_that_tells_so_and_only_once(running):

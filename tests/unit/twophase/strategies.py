@@ -87,7 +87,7 @@ samplings = fields(
     frequency_penalty=penalties,
     logit_bias=biases,
     num_logprobs=st.none() | st.integers(0, 20),
-    constraint=constraints,
+    grammar=st.none() | texts,
 )
 askings = fields(
     Sampling,
