@@ -8,7 +8,7 @@ PROTOS := $(wildcard proto/twophase/v1/*.proto)
 PACKAGES := core engine kv_transfer prefill_worker decode_worker router deploy bench proto/twophase
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test check proto format model parity clean \
+.PHONY: help demo serve test test-thorough check proto format model parity clean \
 	fuzz bench-engine bench-cancel bench-frontdoor bench-interference bench-transfer
 
 help:  ## Show this list
@@ -34,7 +34,10 @@ serve: $(STAMP)  ## The same, but stay up (gRPC on 127.0.0.1:8100, HTTP on 8000)
 	@$(BIN)/twophase serve
 
 test: $(DEV)  ## Run the whole test suite
-	$(BIN)/python -m pytest --numprocesses=2 --dist=loadfile
+	$(BIN)/python -m pytest --numprocesses=2 --dist=loadfile --no-loadscope-reorder
+
+test-thorough: $(DEV)  ## The same with all reference prompts, rounds and pairs of set-ups
+	$(BIN)/python -m pytest --numprocesses=2 --dist=loadfile --no-loadscope-reorder --thorough
 
 check: $(DEV)  ## Format, lint, types, layers, generated code, sizes
 	$(BIN)/ruff format --check .

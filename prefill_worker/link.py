@@ -198,6 +198,7 @@ class Link:
                     self._work.set()
         finally:
             self._end(lost(self.peer_name, error))
+            error = None  # its traceback holds this frame: see twophase.peer
 
     def close(self) -> None:
         """End the stream, and with it the link; idempotent."""

@@ -1,4 +1,8 @@
-"""Fixtures that every kind of test shares."""
+"""Fixtures that every kind of test shares, and how much of the long tests is played.
+
+The suite plays a share of the reference prompts, rounds and pairs that differ in little; with
+--thorough (`make test-thorough`) it plays all of them.
+"""
 
 from pathlib import Path
 
@@ -8,6 +12,28 @@ from hypothesis import HealthCheck, settings
 # Machines that test may be busy: how long an input takes to be drawn says nothing about the code.
 settings.register_profile("busy", suppress_health_check=[HealthCheck.too_slow], deadline=None)
 settings.load_profile("busy")
+
+OPTION = "--thorough"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """All prompts, rounds and pairs instead of a share of them."""
+    parser.addoption(OPTION, action="store_true")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what is marked `thorough` unless it was asked for."""
+    if config.getoption(OPTION):
+        return
+    left_out = [item for item in items if item.get_closest_marker("thorough")]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in left_out]
+
+
+@pytest.fixture(scope="session")
+def is_thorough(request: pytest.FixtureRequest) -> bool:
+    """Whether all prompts and rounds are played."""
+    return bool(request.config.getoption(OPTION))
 
 
 @pytest.fixture(scope="session")

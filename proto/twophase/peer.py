@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 import grpc
 
 from core.clock import Clock
-from core.errors import PeerLost, Unauthenticated
+from core.errors import PeerLost, TwophaseError, Unauthenticated
 from core.link import LinkDown, LinkUp
 from core.request import Request
 from core.worker import (
@@ -69,11 +69,9 @@ def _core_errors(peer: str) -> Any:  # Any: a context manager that yields nothin
     try:
         yield
     except grpc.RpcError as error:
-        failure = from_rpc_error(error, peer)
-        if isinstance(failure, Unauthenticated):
-            # Not what the caller of the router did wrong, but whoever configured the two.
-            failure = PeerLost(peer, str(failure))
-        raise failure from error
+        # Kept in no variable of this frame: an error whose traceback leads to itself keeps the
+        # call, and with it the connection, until the next garbage collection.
+        raise _failure_of(error, peer) from error
     except (ValueError, KeyError) as error:
         # Another version's words: the peer cannot be understood, which is no fault of ours.
         raise PeerLost(peer, f"it sent an unreadable message ({error})") from error
@@ -83,6 +81,14 @@ def _core_errors(peer: str) -> Any:  # Any: a context manager that yields nothin
         if task is not None and task.cancelling() > 0:
             raise
         raise PeerLost(peer, "the connection was closed") from error
+
+
+def _failure_of(error: grpc.RpcError, peer: str) -> TwophaseError:
+    failure = from_rpc_error(error, peer)
+    if isinstance(failure, Unauthenticated):
+        # Not what the caller of the router did wrong, but whoever configured the two.
+        return PeerLost(peer, str(failure))
+    return failure
 
 
 class Duplex(Generic[Sent, Received]):

@@ -13,6 +13,7 @@ import dataclasses
 import random
 import threading
 import time
+import weakref
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -40,7 +41,7 @@ from router.config import FrontDoorConfig
 from tests.contract.faulty import FaultKind, FaultyReceiver, Script, Step, faulty_connect
 from tests.e2e.nothing_left import assert_nothing_left
 from twophase.client import AsyncClient, Sampling
-from twophase.peer import Peer
+from twophase.peer import Duplex, Peer
 
 LIMIT_S = 30.0
 SOON_S = 10.0
@@ -312,7 +313,13 @@ def _put_faults_in(patch, cluster, backend):
         def link(self):
             stream = super().link()
             cluster.watch(stream)
-            stream.send = HeldChannel(stream.send, script, stream.close).send
+            # A stream that was given up is not kept by what is put in its way.
+            given = weakref.ref(stream)
+            stream.send = HeldChannel(
+                lambda message: given() and Duplex.send(given(), message),
+                script,
+                lambda: given() and given().close(),
+            ).send
             return stream
 
     class FaultyLinkServer(LinkServer):

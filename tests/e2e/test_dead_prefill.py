@@ -16,8 +16,8 @@ from tests.e2e.conftest import StartCluster
 from tests.e2e.nothing_left import assert_nothing_left
 from twophase.client import AsyncClient, Client, Sampling
 
-# Of each of two backends.
-NUM_ROUNDS = 10
+# Of each of two backends; the first of them only, unless the run is thorough.
+NUM_ROUNDS, NUM_QUICK_ROUNDS = 10, 2
 NUM_STREAMS = 20
 NUM_PROMPT_TOKENS = 500
 SETUP = (
@@ -56,7 +56,7 @@ def _prefill_worker(model: Path, replica: int, *overrides: str) -> Iterator[tupl
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("backend", ["shm", "torch"])
 def test_blocks_are_back_after_every_round_of_kill_and_cancel(
-    tiny_model_directory: Path, start_cluster: StartCluster, backend: str
+    tiny_model_directory: Path, start_cluster: StartCluster, backend: str, is_thorough: bool
 ) -> None:
     overrides = (*SETUP, f"transfer.backend={backend}")
     cluster = start_cluster(tiny_model_directory, *overrides)
@@ -66,7 +66,7 @@ def test_blocks_are_back_after_every_round_of_kill_and_cancel(
     with Client(cluster.address) as client:
         decode_pid = next(w.pid for w in client.status().workers if w.role == "decode")
 
-    for number in range(NUM_ROUNDS):
+    for number in range(NUM_ROUNDS if is_thorough else NUM_QUICK_ROUNDS):
         with _prefill_worker(tiny_model_directory, number + 1, *overrides) as (address, pid):
             asyncio.run(_round(cluster.address, address, pid, draw))
         asyncio.run(assert_nothing_left(cluster.address))

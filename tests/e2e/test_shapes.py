@@ -46,6 +46,8 @@ SHAPES = {
     ),
 }
 
+DIFFERENT = ("prefill.block_size=8", "decode.tensor_parallel=2")
+
 
 @pytest.fixture
 def run_cluster(tiny_model_directory: Path, tmp_path: Path) -> RunCluster:
@@ -111,8 +113,16 @@ async def _ask_all(address: str, prompts: list[list[int]]) -> tuple[list[list[in
 @pytest.mark.parametrize(
     ("shape", "backend"),
     [
-        *((shape, "shm") for shape in SHAPES),
-        *((shape, "torch") for shape in ("blocks 24 to 16", "ranks 1 to 2", "ranks 2 to 1")),
+        ("blocks 16 to 32", "shm"),
+        ("blocks 24 to 16", "torch"),
+        ("ranks 1 to 2", "torch"),
+        ("ranks 2 to 1", "shm"),
+        ("ranks 1 to 4 and blocks 8 to 16", "shm"),
+        pytest.param("blocks 32 to 16", "shm", marks=pytest.mark.thorough),
+        pytest.param("blocks 24 to 16", "shm", marks=pytest.mark.thorough),
+        pytest.param("ranks 1 to 2", "shm", marks=pytest.mark.thorough),
+        pytest.param("ranks 2 to 1", "torch", marks=pytest.mark.thorough),
+        pytest.param("ranks 2 to 2", "shm", marks=pytest.mark.thorough),
     ],
 )
 def test_a_handoff_between_shapes_gives_the_tokens_of_one_process(
@@ -137,12 +147,13 @@ def test_a_handoff_between_shapes_gives_the_tokens_of_one_process(
 
 
 @pytest.mark.case("B-027")
-@pytest.mark.parametrize("backend", ["shm", "torch"])
 @pytest.mark.parametrize(
-    ("prefill", "decode", "more"),
+    ("prefill", "decode", "more", "backend"),
     [
-        ("bfloat16", "float32", ()),
-        ("float32", "bfloat16", ("prefill.block_size=8", "decode.tensor_parallel=2")),
+        ("bfloat16", "float32", (), "shm"),
+        ("float32", "bfloat16", DIFFERENT, "torch"),
+        pytest.param("bfloat16", "float32", (), "torch", marks=pytest.mark.thorough),
+        pytest.param("float32", "bfloat16", DIFFERENT, "shm", marks=pytest.mark.thorough),
     ],
 )
 def test_a_handoff_between_formats_ships_bytes_of_the_target(
