@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from core.request import FinishReason, Logprobs, RequestId, Usage, WorkerName
-from core.timeline import Phases, TransferReport
+from core.timeline import DecodeReport, Phases, TransferReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,7 +12,8 @@ class Completion:
 
     prefill_worker equals decode_worker, and transfer is None, when no KV cache was moved.
     placement says in words why these workers were chosen; failures, one sentence each, which
-    attempts before this one failed.
+    attempts before this one failed. decode is None where the answer was complete without decode, or
+    ended by a stop string.
     """
 
     request_id: RequestId
@@ -25,6 +26,7 @@ class Completion:
     placement: str
     seed: int
     failures: tuple[str, ...] = ()
+    decode: DecodeReport | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,8 @@ What the phases do not cover (hops between processes) is shown as `unaccounted_s
 
 from dataclasses import dataclass, fields
 
+from core.request import RequestId
+
 
 @dataclass(frozen=True, slots=True)
 class Phases:
@@ -83,8 +85,35 @@ class TransferReport:
 
 
 @dataclass(frozen=True, slots=True)
+class Gap:
+    """The longest wait between two tokens of an answer at its decode worker, and what ran in it.
+
+    index is the place in the answer of the token after it. Of gap_s, the worker's steps took
+    step_s. Its last step decoded num_sequences sequences and read the KV of num_history_tokens.
+    In it num_prompt_tokens of prompts were read; prompts names whose, most tokens first.
+    """
+
+    index: int
+    gap_s: float
+    step_s: float
+    num_sequences: int
+    num_history_tokens: int
+    num_prompt_tokens: int
+    prompts: tuple[RequestId, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class DecodeReport:
-    """What the decode worker measured of one request."""
+    """What the decode worker measured of one request.
+
+    step_s: the steps that made its tokens, summed; the means are over those steps. prompt_gap_s:
+    those of its gaps in which prompts were read.
+    """
 
     slot_wait_s: float
     decode_s: float
+    step_s: float = 0.0
+    mean_num_sequences: float = 0.0
+    mean_num_history_tokens: float = 0.0
+    prompt_gap_s: float = 0.0
+    longest_gap: Gap | None = None

@@ -5,9 +5,11 @@ from dataclasses import dataclass, field
 from core.request import Request, WorkerName
 from core.timeline import DecodeReport, PrefillReport
 from core.worker import BlockHolder, RemoteReservation, WorkerInfo
+from decode_worker.pace import Pace, StepFacts
 from engine.batch import SequenceStep
 from engine.block_pool import Reservation
 from engine.logits import history_of
+from kv_transfer.plan import Reservation as InboundReservation
 
 
 @dataclass(slots=True)
@@ -31,7 +33,7 @@ class Sequence:
     num_chunks: int = 0
     prefill_compute_s: float = 0.0
     ready_s: float | None = None
-    first_decode_s: float | None = None
+    pace: Pace | None = None
     is_ended: bool = False
 
     @property
@@ -102,6 +104,16 @@ class Sequence:
             prompt_digest=self.request.prompt_digest,
         )
 
+    def inbound(self, remote: RemoteReservation) -> InboundReservation:
+        """Its blocks as the handoff that is to fill them needs to know them."""
+        return InboundReservation(
+            request_id=self.request.request_id,
+            epoch=remote.epoch,
+            block_ids=remote.block_ids,
+            num_prompt_tokens=self.request.num_prompt_tokens,
+            num_cached_blocks=remote.num_shared_blocks,
+        )
+
     def step(self, num_tokens: int) -> SequenceStep:
         """Its share of a forward pass: the next `num_tokens` tokens without KV."""
         assert self.reservation is not None
@@ -137,8 +149,27 @@ class Sequence:
             num_chunks=self.num_chunks,
         )
 
-    def decode_report(self, now_s: float) -> DecodeReport:
-        """What was measured of an answer whose last token was sampled at `now_s`."""
-        if self.ready_s is None or self.first_decode_s is None:
+    def decode_report(self) -> DecodeReport:
+        """What was measured of an answer until its last token."""
+        if self.ready_s is None or self.pace is None:
             return DecodeReport(0.0, 0.0)
-        return DecodeReport(self.first_decode_s - self.ready_s, now_s - self.first_decode_s)
+        return self.pace.report(slot_wait_s=self.pace.began_s - self.ready_s)
+
+
+def step_facts(shares: list[tuple[Sequence, int]], now_s: float, step_s: float) -> StepFacts:
+    """What a step that ended now was made of.
+
+    Contract: called before the sequences are told of the tokens that it made.
+    """
+    decoding = [sequence for sequence, _ in shares if sequence.is_running]
+    return StepFacts(
+        ended_s=now_s,
+        step_s=step_s,
+        num_sequences=len(decoding),
+        num_history_tokens=sum(sequence.num_computed_tokens for sequence in decoding),
+        prompts=tuple(
+            (sequence.request.request_id, num_tokens)
+            for sequence, num_tokens in shares
+            if not sequence.is_running
+        ),
+    )

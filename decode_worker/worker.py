@@ -38,11 +38,11 @@ from core.worker import (
 )
 from decode_worker.handoff import Closed, Failed, Handoffs, Outcome, Proven
 from decode_worker.limits import Limits
+from decode_worker.pace import Pace, StepLog
 from decode_worker.scheduler import Prompt, Scheduler
-from decode_worker.sequence import Sequence
+from decode_worker.sequence import Sequence, step_facts
 from engine.batch import SequenceStep, StepResult
 from engine.block_pool import BlockPool
-from kv_transfer.plan import Reservation as InboundReservation
 
 # A request that waits for blocks may be passed by smaller ones for this long, then by nobody.
 MAX_PASSED_S = 2.0
@@ -73,6 +73,7 @@ class DecodeWorker:
         self._fencing: dict[tuple[RequestId, int], Sequence] = {}
         self._in_step: list[tuple[Sequence, int]] = []
         self._step_started_s = 0.0
+        self._log = StepLog()
         self._updates: dict[str, UpdateBuilder] = defaultdict(UpdateBuilder)
 
     @property
@@ -189,13 +190,14 @@ class DecodeWorker:
         """Take the tokens that the step sampled."""
         self.num_steps += 1
         in_step, self._in_step = self._in_step, []
+        self._log.add(step_facts(in_step, now_s, result.compute_s))
         shares = zip(in_step, result.token_ids, strict=True)
         for i, ((sequence, num_tokens), token_id) in enumerate(shares):
             if sequence.is_ended:
                 self._give_back(sequence)
                 continue
-            if sequence.is_running and sequence.first_decode_s is None:
-                sequence.first_decode_s = self._step_started_s
+            if sequence.is_running and sequence.pace is None:
+                sequence.pace = Pace(self._step_started_s)
             sequence.computed(num_tokens, result.compute_s)
             if i in result.failures:
                 self._fail(sequence, result.failures[i], now_s)
@@ -265,16 +267,7 @@ class DecodeWorker:
             sequence.num_cached_tokens = remote.num_shared_tokens
             sequence.num_computed_tokens = remote.num_shared_tokens
         else:
-            self.handoffs.open(
-                InboundReservation(
-                    request_id=request.request_id,
-                    epoch=remote.epoch,
-                    block_ids=remote.block_ids,
-                    num_prompt_tokens=request.num_prompt_tokens,
-                    num_cached_blocks=remote.num_shared_blocks,
-                ),
-                lease_until_s=request.deadline_s,
-            )
+            self.handoffs.open(sequence.inbound(remote), lease_until_s=request.deadline_s)
         self._updates[sequence.session_id].reserved.append(Reserved(request.request_id, remote))
         return True
 
@@ -292,6 +285,8 @@ class DecodeWorker:
         request, index = sequence.request, len(sequence.output_token_ids)
         sequence.output_token_ids.append(token.token_id)
         prefill = None
+        if sequence.pace is not None:
+            sequence.pace.token(index, self._log)
         if not sequence.is_running:
             sequence.ready_s = now_s
             prefill = sequence.prefill_report(now_s)
@@ -299,7 +294,7 @@ class DecodeWorker:
         finish_reason = request.finish_reason(token.token_id, index + 1)
         done = None
         if finish_reason is not None:
-            done = DecodeDone(finish_reason, sequence.decode_report(now_s))
+            done = DecodeDone(finish_reason, sequence.decode_report())
         self._updates[sequence.session_id].tokens.append(
             NewToken(request.request_id, token.token_id, index, done, prefill, token.logprobs)
         )

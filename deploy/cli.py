@@ -1,4 +1,4 @@
-"""The command line: `twophase serve`, `demo`, `ask`, `status`, `doctor`, `model` and `key`.
+"""The command line: `twophase serve`, `demo`, `ask`, `status`, `explain`, `doctor` and others.
 
 Exit codes: 0 done, 2 refused (one line on standard error says why), 130 interrupted.
 """
@@ -25,13 +25,13 @@ from core.config import ClusterConfig, load_config
 from core.errors import TwophaseError
 from core.process import EXIT_REFUSED
 from core.worker import BlockHolder, LinkStatus, WorkerStatus
-from deploy.connection import connect, connection_options
+from deploy.connection import DEFAULT_ADDRESS, Address, connect, connection_options
+from deploy.explain_command import diagnose, explain
 from deploy.key_command import key_app
 from deploy.own_client import own_client, wait_until_ready
 from deploy.phase_bar import duration, phase_bar, phase_legend, summary
 from twophase.client import Client, Prompt, Sampling
 
-DEFAULT_ADDRESS = "127.0.0.1:8100"
 READY_TIMEOUT_S = 120.0
 LOOK_S = 2.0
 SECOND_LOOK_S = 0.5
@@ -45,11 +45,12 @@ model_app = typer.Typer(no_args_is_help=True, help="Fetch and list models.")
 app.add_typer(model_app, name="model")
 app.add_typer(key_app, name="key")
 app.callback()(connection_options)
+app.command()(explain)
+app.command()(diagnose)
 
 out = Console()
 err = Console(stderr=True)
 
-Address = Annotated[str, typer.Option(help="host:port of the router.")]
 Config = Annotated[Path | None, typer.Argument(help="The cluster's YAML; default: all defaults.")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="key=value, keys dotted.")]
 WithoutRay = Annotated[bool, typer.Option(help="Child processes instead of Ray actors.")]

@@ -17,6 +17,10 @@ from core.security import Tls
 from twophase.client import Client
 
 API_KEY = "TWOPHASE_API_KEY"
+DEFAULT_ADDRESS = "127.0.0.1:8100"
+
+Address = Annotated[str, typer.Option(help="host:port of the router.")]
+
 _tls: ContextVar[Tls | None] = ContextVar("tls", default=None)
 
 

@@ -6,9 +6,10 @@ Runs in the router's event loop.
 import asyncio
 
 from core.clock import Clock
+from core.diagnosis import spreads, troubles
 from core.errors import InvalidRequest, PeerLost, TwophaseError
 from core.listing import ListedRequest, ListedWorker, WorkerState
-from core.request import PROBE_ID, WorkerName, id_of_attempt
+from core.request import PROBE_ID, RequestId, WorkerName, id_of_attempt
 from core.worker import BlockHolder, Role
 from router.config import FrontDoorConfig
 from router.dispatch import Dispatcher
@@ -17,10 +18,12 @@ from router.members.fleet import Fleet
 from router.members.member import Member
 from router.running import RunningRequest
 from twophase.listing_wire import listed_request_to_wire, listed_worker_to_wire
+from twophase.report_wire import finding_to_wire, spread_to_wire, trouble_to_wire
 from twophase.server import Context, abort
 from twophase.status_wire import holder_to_wire, kv_totals_to_wire, status_to_wire, stuck_to_wire
 from twophase.v1 import admin_pb2 as pb
 from twophase.v1 import admin_pb2_grpc as pb_grpc
+from twophase.wire import completion_to_wire
 
 STATUS_TIMEOUT_S = 2.0
 # Below the clients' own limit, so that they hear why.
@@ -132,6 +135,27 @@ class AdminService(pb_grpc.AdminServicer):
             await abort(context, error)
             raise error
         return pb.DrainResponse(num_requests=member.num_requests)
+
+    async def Explain(self, request: pb.ExplainRequest, context: Context) -> pb.ExplainResponse:
+        history = self._door.history
+        ended = history.find(RequestId(request.request_id))
+        if ended is None:
+            what = "no request with this id ended lately"
+            await abort(context, error := InvalidRequest("request_id", request.request_id, what))
+            raise error
+        return pb.ExplainResponse(
+            completion=completion_to_wire(ended.completion),
+            age_s=self._clock.now_s() - ended.ended_s,
+            findings=map(finding_to_wire, history.explain(ended)),
+        )
+
+    async def Diagnose(self, request: pb.DiagnoseRequest, context: Context) -> pb.DiagnoseResponse:
+        completions = self._door.history.since(request.window_s or float("inf"))
+        return pb.DiagnoseResponse(
+            num_requests=len(completions),
+            troubles=map(trouble_to_wire, troubles(completions)),
+            phases=map(spread_to_wire, spreads(completions)),
+        )
 
 
 def _listed_worker(member: Member, now_s: float) -> ListedWorker:

@@ -225,6 +225,7 @@ class Answer:
             placement=self.placement.why if self.placement is not None else "",
             seed=self.request.sampling.seed,
             failures=failures,
+            decode=self._done.report if self._done is not None else None,
         )
 
     def _take_token(self, index: int, token: OutputToken, arrived_s: float) -> None:

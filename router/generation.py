@@ -26,6 +26,7 @@ from core.worker import Role
 from router.config import FrontDoorConfig
 from router.constraint import grammar_of
 from router.dispatch import Dispatcher
+from router.history import History
 from router.keys import caller
 from router.members.fleet import Fleet
 from router.placement import max_tokens_of
@@ -50,11 +51,12 @@ MAX_NAME = 128
 
 @dataclass(frozen=True, slots=True)
 class FrontDoor:
-    """What all services share: who is inside, is the cluster ready, where KV caches came from."""
+    """What all services share: who is inside, who was, and whether the cluster is ready."""
 
     readiness: Readiness
     counters: KvCounters
     running: RunningRequests
+    history: History
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +106,7 @@ class Generation:
         self._tokenizer = tokenizer
         self._counters = door.counters
         self._running = door.running
+        self._history = door.history
         self._config = config
         self._clock = clock
         self._log = logging.getLogger("twophase.router")
@@ -127,8 +130,11 @@ class Generation:
                 completion = await self._answer(request, stops, running, deliver)
         except TwophaseError as error:
             self._log.info("request %s: %s", incoming.request_id, error)
+            if error.completion is not None:
+                self._history.add(error.completion)
             raise
         self._counters.finished(completion)
+        self._history.add(completion)
         self._log_completion(completion)
         return completion
 

@@ -18,6 +18,7 @@ from router.codec import Codec
 from router.config import FrontDoorConfig
 from router.dispatch import Dispatcher
 from router.generation import FrontDoor, Generation
+from router.history import History
 from router.http.app import HttpApp
 from router.http.defaults import checkpoint_defaults
 from router.http.keys import KeyCheck
@@ -88,7 +89,8 @@ async def serve(
             clock=clock,
         )
         running = RunningRequests(config.router.max_active_requests, clock)
-        door = FrontDoor(readiness, counters, running)
+        history = History(config.router.history, clock)
+        door = FrontDoor(readiness, counters, running, history)
         generation = Generation(fleet, dispatcher, tokenizer, door, config=config, clock=clock)
         codec = Codec(tokenizer, generation.limits)
         inference = InferenceService(generation, codec, door.running, config=config, clock=clock)

@@ -5,10 +5,13 @@ Reached as `Client.admin` and `AsyncClient.admin`; uses their connection.
 
 from typing import Any
 
+from core.diagnosis import Diagnosis, Explained
 from core.listing import ListedRequest, ListedWorker
 from twophase.calls import call, call_async
 from twophase.listing_wire import listed_request_from_wire, listed_worker_from_wire
+from twophase.report_wire import diagnosis_from_wire, finding_from_wire
 from twophase.v1 import admin_pb2 as pb
+from twophase.wire import completion_from_wire
 
 TIMEOUT_S = 5.0
 
@@ -38,6 +41,20 @@ class Admin:
         """
         reply = call(self._address, self._stub.Drain, pb.DrainRequest(name=name), timeout_s)
         return int(reply.num_requests)
+
+    def explain(self, request_id: str, *, timeout_s: float = TIMEOUT_S) -> Explained:
+        """Which phase of a request that ended was slow, and why.
+
+        Raises:
+            InvalidRequest: the router does not remember it.
+        """
+        message = pb.ExplainRequest(request_id=request_id)
+        return _explained(call(self._address, self._stub.Explain, message, timeout_s))
+
+    def diagnose(self, window_s: float = 0.0, *, timeout_s: float = TIMEOUT_S) -> Diagnosis:
+        """Which phases were slow in what ended within the last `window_s`; 0 for all remembered."""
+        message = pb.DiagnoseRequest(window_s=window_s)
+        return diagnosis_from_wire(call(self._address, self._stub.Diagnose, message, timeout_s))
 
 
 class AsyncAdmin:
@@ -71,3 +88,22 @@ class AsyncAdmin:
             self._address, self._stub.Drain, pb.DrainRequest(name=name), timeout_s
         )
         return int(reply.num_requests)
+
+    async def explain(self, request_id: str, *, timeout_s: float = TIMEOUT_S) -> Explained:
+        """As Admin.explain."""
+        message = pb.ExplainRequest(request_id=request_id)
+        return _explained(await call_async(self._address, self._stub.Explain, message, timeout_s))
+
+    async def diagnose(self, window_s: float = 0.0, *, timeout_s: float = TIMEOUT_S) -> Diagnosis:
+        """As Admin.diagnose."""
+        message = pb.DiagnoseRequest(window_s=window_s)
+        reply = await call_async(self._address, self._stub.Diagnose, message, timeout_s)
+        return diagnosis_from_wire(reply)
+
+
+def _explained(message: pb.ExplainResponse) -> Explained:
+    return Explained(
+        completion_from_wire(message.completion),
+        message.age_s,
+        tuple(map(finding_from_wire, message.findings)),
+    )

@@ -7,6 +7,7 @@ from core.completion import ChatMessage, Chunk, Completion
 from core.request import FinishReason, Logprobs, RequestId, Usage, WorkerName
 from core.sampling import Constraint, ConstraintKind, Sampling
 from core.timeline import Phases, TransferReport
+from twophase.report_wire import decode_report_from_wire, decode_report_to_wire
 from twophase.v1 import inference_pb2 as pb
 
 _FINISH_REASONS = {
@@ -144,6 +145,7 @@ def completion_to_wire(completion: Completion) -> pb.Completion:
         placement=completion.placement,
         seed=completion.seed,
         failures=completion.failures,
+        decode=None if completion.decode is None else decode_report_to_wire(completion.decode),
     )
 
 
@@ -176,6 +178,7 @@ def completion_from_wire(message: pb.Completion) -> Completion:
         placement=message.placement,
         seed=message.seed,
         failures=tuple(message.failures),
+        decode=decode_report_from_wire(message.decode) if message.HasField("decode") else None,
     )
 
 

@@ -6,7 +6,7 @@ functions take the clock's `now_s` where a request crosses.
 
 from core.layout import Dtype, KVLayout
 from core.request import FinishReason, Request, RequestId, SamplingParams, WorkerName
-from core.timeline import DecodeReport, PrefillReport, TransferReport
+from core.timeline import PrefillReport, TransferReport
 from core.worker import (
     CancelRequest,
     DecodeCommand,
@@ -23,6 +23,7 @@ from core.worker import (
     WorkerInfo,
 )
 from twophase import errors
+from twophase.report_wire import decode_report_from_wire, decode_report_to_wire
 from twophase.v1 import inference_pb2
 from twophase.v1 import worker_pb2 as pb
 from twophase.wire import (
@@ -290,8 +291,7 @@ def _token_to_wire(token: NewToken) -> pb.NewToken:
         if done is None
         else pb.DecodeDone(
             finish_reason=done.finish_reason.value,
-            slot_wait_s=done.report.slot_wait_s,
-            decode_s=done.report.decode_s,
+            report=decode_report_to_wire(done.report),
         ),
         prefill_times=None if prefill is None else _prefill_report_to_wire(prefill),
         logprobs=None if token.logprobs is None else logprobs_to_wire(token.logprobs),
@@ -301,7 +301,7 @@ def _token_to_wire(token: NewToken) -> pb.NewToken:
 def _token_from_wire(message: pb.NewToken) -> NewToken:
     done = None
     if message.HasField("done"):
-        report = DecodeReport(message.done.slot_wait_s, message.done.decode_s)
+        report = decode_report_from_wire(message.done.report)
         done = DecodeDone(FinishReason(message.done.finish_reason), report)
     prefill = None
     if message.HasField("prefill_times"):

@@ -22,58 +22,75 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from twophase.v1 import inference_pb2 as twophase_dot_v1_dot_inference__pb2
 from twophase.v1 import worker_pb2 as twophase_dot_v1_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17twophase/v1/admin.proto\x12\x0btwophase.v1\x1a\x18twophase/v1/worker.proto\"\x12\n\x10GetStatusRequest\"\xbf\x02\n\x11GetStatusResponse\x12\x0c\n\x04mode\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x10\n\x08is_ready\x18\x03 \x01(\x08\x12\x1b\n\x13num_active_requests\x18\x04 \x01(\r\x12*\n\x07workers\x18\x05 \x03(\x0b\x32\x19.twophase.v1.WorkerStatus\x12\x19\n\x11num_prefill_calls\x18\x06 \x01(\r\x12\x15\n\rnum_mailboxes\x18\x07 \x01(\r\x12!\n\x02kv\x18\x08 \x01(\x0b\x32\x15.twophase.v1.KvTotals\x12\x16\n\x0esilent_workers\x18\t \x03(\t\x12\x14\n\x0chttp_address\x18\n \x01(\t\x12/\n\rstuck_workers\x18\x0b \x03(\x0b\x32\x18.twophase.v1.StuckWorker\"H\n\x0bStuckWorker\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0b\n\x03why\x18\x03 \x01(\t\x12\r\n\x05\x61ge_s\x18\x04 \x01(\x01\"\xa8\x01\n\x08KvTotals\x12\x1e\n\x16num_transferred_tokens\x18\x01 \x01(\x04\x12 \n\x18num_decode_cached_tokens\x18\x02 \x01(\x04\x12 \n\x18num_local_prefill_tokens\x18\x03 \x01(\x04\x12\x1b\n\x13num_sealed_handoffs\x18\x04 \x01(\x04\x12\x1b\n\x13num_failed_handoffs\x18\x05 \x01(\x04\"\x14\n\x12\x41uditBlocksRequest\"B\n\x13\x41uditBlocksResponse\x12+\n\x07holders\x18\x01 \x03(\x0b\x32\x1a.twophase.v1.AuditedHolder\"L\n\rAuditedHolder\x12(\n\x06holder\x18\x01 \x01(\x0b\x32\x18.twophase.v1.BlockHolder\x12\x11\n\tis_orphan\x18\x02 \x01(\x08\"#\n\x10\x41\x64\x64WorkerRequest\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\"!\n\x11\x41\x64\x64WorkerResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\"&\n\x13RemoveWorkerRequest\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\"\x16\n\x14RemoveWorkerResponse\"\x14\n\x12ListWorkersRequest\"A\n\x13ListWorkersResponse\x12*\n\x07workers\x18\x01 \x03(\x0b\x32\x19.twophase.v1.ListedWorker\"\xf5\x01\n\x0cListedWorker\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x13\n\x0bincarnation\x18\x04 \x01(\t\x12\'\n\x05state\x18\x05 \x01(\x0e\x32\x18.twophase.v1.WorkerState\x12\x14\n\x0cnum_requests\x18\x06 \x01(\r\x12\x19\n\x11num_prompt_tokens\x18\x07 \x01(\x04\x12\x1a\n\x12max_context_tokens\x18\x08 \x01(\r\x12\x12\n\nnum_blocks\x18\t \x01(\r\x12\x19\n\x11max_num_sequences\x18\n \x01(\r\"\x15\n\x13ListRequestsRequest\"D\n\x14ListRequestsResponse\x12,\n\x08requests\x18\x01 \x03(\x0b\x32\x1a.twophase.v1.ListedRequest\"\x81\x02\n\rListedRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12(\n\x05state\x18\x02 \x01(\x0e\x32\x19.twophase.v1.RequestState\x12\r\n\x05\x61ge_s\x18\x03 \x01(\x01\x12\x18\n\x0bremaining_s\x18\x04 \x01(\x01H\x00\x88\x01\x01\x12\x19\n\x11num_prompt_tokens\x18\x05 \x01(\r\x12\x19\n\x11num_output_tokens\x18\x06 \x01(\r\x12\x16\n\x0eprefill_worker\x18\x07 \x01(\t\x12\x15\n\rdecode_worker\x18\x08 \x01(\t\x12\x14\n\x0cnum_attempts\x18\t \x01(\rB\x0e\n\x0c_remaining_s\"\x1c\n\x0c\x44rainRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"%\n\rDrainResponse\x12\x14\n\x0cnum_requests\x18\x01 \x01(\r*x\n\x0bWorkerState\x12\x1c\n\x18WORKER_STATE_UNSPECIFIED\x10\x00\x12\x16\n\x12WORKER_STATE_READY\x10\x01\x12\x19\n\x15WORKER_STATE_DRAINING\x10\x02\x12\x18\n\x14WORKER_STATE_SUSPECT\x10\x03*\x92\x02\n\x0cRequestState\x12\x1d\n\x19REQUEST_STATE_UNSPECIFIED\x10\x00\x12\x1a\n\x16REQUEST_STATE_RECEIVED\x10\x01\x12\x1a\n\x16REQUEST_STATE_ADMITTED\x10\x02\x12\x1b\n\x17REQUEST_STATE_RESERVING\x10\x03\x12\x1c\n\x18REQUEST_STATE_PREFILLING\x10\x04\x12\x1e\n\x1aREQUEST_STATE_TRANSFERRING\x10\x05\x12\x1a\n\x16REQUEST_STATE_DECODING\x10\x06\x12\x1a\n\x16REQUEST_STATE_FINISHED\x10\x07\x12\x18\n\x14REQUEST_STATE_FAILED\x10\x08\x32\xad\x04\n\x05\x41\x64min\x12J\n\tGetStatus\x12\x1d.twophase.v1.GetStatusRequest\x1a\x1e.twophase.v1.GetStatusResponse\x12P\n\x0b\x41uditBlocks\x12\x1f.twophase.v1.AuditBlocksRequest\x1a .twophase.v1.AuditBlocksResponse\x12J\n\tAddWorker\x12\x1d.twophase.v1.AddWorkerRequest\x1a\x1e.twophase.v1.AddWorkerResponse\x12S\n\x0cRemoveWorker\x12 .twophase.v1.RemoveWorkerRequest\x1a!.twophase.v1.RemoveWorkerResponse\x12P\n\x0bListWorkers\x12\x1f.twophase.v1.ListWorkersRequest\x1a .twophase.v1.ListWorkersResponse\x12S\n\x0cListRequests\x12 .twophase.v1.ListRequestsRequest\x1a!.twophase.v1.ListRequestsResponse\x12>\n\x05\x44rain\x12\x19.twophase.v1.DrainRequest\x1a\x1a.twophase.v1.DrainResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17twophase/v1/admin.proto\x12\x0btwophase.v1\x1a\x1btwophase/v1/inference.proto\x1a\x18twophase/v1/worker.proto\"\x12\n\x10GetStatusRequest\"\xbf\x02\n\x11GetStatusResponse\x12\x0c\n\x04mode\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x10\n\x08is_ready\x18\x03 \x01(\x08\x12\x1b\n\x13num_active_requests\x18\x04 \x01(\r\x12*\n\x07workers\x18\x05 \x03(\x0b\x32\x19.twophase.v1.WorkerStatus\x12\x19\n\x11num_prefill_calls\x18\x06 \x01(\r\x12\x15\n\rnum_mailboxes\x18\x07 \x01(\r\x12!\n\x02kv\x18\x08 \x01(\x0b\x32\x15.twophase.v1.KvTotals\x12\x16\n\x0esilent_workers\x18\t \x03(\t\x12\x14\n\x0chttp_address\x18\n \x01(\t\x12/\n\rstuck_workers\x18\x0b \x03(\x0b\x32\x18.twophase.v1.StuckWorker\"H\n\x0bStuckWorker\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0b\n\x03why\x18\x03 \x01(\t\x12\r\n\x05\x61ge_s\x18\x04 \x01(\x01\"\xa8\x01\n\x08KvTotals\x12\x1e\n\x16num_transferred_tokens\x18\x01 \x01(\x04\x12 \n\x18num_decode_cached_tokens\x18\x02 \x01(\x04\x12 \n\x18num_local_prefill_tokens\x18\x03 \x01(\x04\x12\x1b\n\x13num_sealed_handoffs\x18\x04 \x01(\x04\x12\x1b\n\x13num_failed_handoffs\x18\x05 \x01(\x04\"\x14\n\x12\x41uditBlocksRequest\"B\n\x13\x41uditBlocksResponse\x12+\n\x07holders\x18\x01 \x03(\x0b\x32\x1a.twophase.v1.AuditedHolder\"L\n\rAuditedHolder\x12(\n\x06holder\x18\x01 \x01(\x0b\x32\x18.twophase.v1.BlockHolder\x12\x11\n\tis_orphan\x18\x02 \x01(\x08\"#\n\x10\x41\x64\x64WorkerRequest\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\"!\n\x11\x41\x64\x64WorkerResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\"&\n\x13RemoveWorkerRequest\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\"\x16\n\x14RemoveWorkerResponse\"\x14\n\x12ListWorkersRequest\"A\n\x13ListWorkersResponse\x12*\n\x07workers\x18\x01 \x03(\x0b\x32\x19.twophase.v1.ListedWorker\"\xf5\x01\n\x0cListedWorker\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x13\n\x0bincarnation\x18\x04 \x01(\t\x12\'\n\x05state\x18\x05 \x01(\x0e\x32\x18.twophase.v1.WorkerState\x12\x14\n\x0cnum_requests\x18\x06 \x01(\r\x12\x19\n\x11num_prompt_tokens\x18\x07 \x01(\x04\x12\x1a\n\x12max_context_tokens\x18\x08 \x01(\r\x12\x12\n\nnum_blocks\x18\t \x01(\r\x12\x19\n\x11max_num_sequences\x18\n \x01(\r\"\x15\n\x13ListRequestsRequest\"D\n\x14ListRequestsResponse\x12,\n\x08requests\x18\x01 \x03(\x0b\x32\x1a.twophase.v1.ListedRequest\"\x81\x02\n\rListedRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12(\n\x05state\x18\x02 \x01(\x0e\x32\x19.twophase.v1.RequestState\x12\r\n\x05\x61ge_s\x18\x03 \x01(\x01\x12\x18\n\x0bremaining_s\x18\x04 \x01(\x01H\x00\x88\x01\x01\x12\x19\n\x11num_prompt_tokens\x18\x05 \x01(\r\x12\x19\n\x11num_output_tokens\x18\x06 \x01(\r\x12\x16\n\x0eprefill_worker\x18\x07 \x01(\t\x12\x15\n\rdecode_worker\x18\x08 \x01(\t\x12\x14\n\x0cnum_attempts\x18\t \x01(\rB\x0e\n\x0c_remaining_s\"\x1c\n\x0c\x44rainRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"%\n\rDrainResponse\x12\x14\n\x0cnum_requests\x18\x01 \x01(\r\"$\n\x0e\x45xplainRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"u\n\x0f\x45xplainResponse\x12+\n\ncompletion\x18\x01 \x01(\x0b\x32\x17.twophase.v1.Completion\x12\r\n\x05\x61ge_s\x18\x02 \x01(\x01\x12&\n\x08\x66indings\x18\x03 \x03(\x0b\x32\x14.twophase.v1.Finding\"\x94\x01\n\x07\x46inding\x12\r\n\x05phase\x18\x01 \x01(\t\x12%\n\x07symptom\x18\x02 \x01(\x0e\x32\x14.twophase.v1.Symptom\x12\x0f\n\x07seconds\x18\x03 \x01(\x01\x12\x14\n\x07usual_s\x18\x04 \x01(\x01H\x00\x88\x01\x01\x12\x10\n\x08\x65vidence\x18\x05 \x01(\t\x12\x0e\n\x06\x61\x64vice\x18\x06 \x01(\tB\n\n\x08_usual_s\"#\n\x0f\x44iagnoseRequest\x12\x10\n\x08window_s\x18\x01 \x01(\x01\"z\n\x10\x44iagnoseResponse\x12\x14\n\x0cnum_requests\x18\x01 \x01(\r\x12&\n\x08troubles\x18\x02 \x03(\x0b\x32\x14.twophase.v1.Trouble\x12(\n\x06phases\x18\x03 \x03(\x0b\x32\x18.twophase.v1.PhaseSpread\"o\n\x07Trouble\x12\x14\n\x0cnum_requests\x18\x01 \x01(\r\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\x12\x18\n\x10worst_request_id\x18\x03 \x01(\t\x12#\n\x05worst\x18\x04 \x01(\x0b\x32\x14.twophase.v1.Finding\"I\n\x0bPhaseSpread\x12\r\n\x05phase\x18\x01 \x01(\t\x12\r\n\x05p50_s\x18\x02 \x01(\x01\x12\r\n\x05p95_s\x18\x03 \x01(\x01\x12\r\n\x05max_s\x18\x04 \x01(\x01*x\n\x0bWorkerState\x12\x1c\n\x18WORKER_STATE_UNSPECIFIED\x10\x00\x12\x16\n\x12WORKER_STATE_READY\x10\x01\x12\x19\n\x15WORKER_STATE_DRAINING\x10\x02\x12\x18\n\x14WORKER_STATE_SUSPECT\x10\x03*\x92\x02\n\x0cRequestState\x12\x1d\n\x19REQUEST_STATE_UNSPECIFIED\x10\x00\x12\x1a\n\x16REQUEST_STATE_RECEIVED\x10\x01\x12\x1a\n\x16REQUEST_STATE_ADMITTED\x10\x02\x12\x1b\n\x17REQUEST_STATE_RESERVING\x10\x03\x12\x1c\n\x18REQUEST_STATE_PREFILLING\x10\x04\x12\x1e\n\x1aREQUEST_STATE_TRANSFERRING\x10\x05\x12\x1a\n\x16REQUEST_STATE_DECODING\x10\x06\x12\x1a\n\x16REQUEST_STATE_FINISHED\x10\x07\x12\x18\n\x14REQUEST_STATE_FAILED\x10\x08*_\n\x07Symptom\x12\x17\n\x13SYMPTOM_UNSPECIFIED\x10\x00\x12\x1c\n\x18SYMPTOM_FIRST_TOKEN_LATE\x10\x01\x12\x1d\n\x19SYMPTOM_LATER_TOKENS_SLOW\x10\x02\x32\xbc\x05\n\x05\x41\x64min\x12J\n\tGetStatus\x12\x1d.twophase.v1.GetStatusRequest\x1a\x1e.twophase.v1.GetStatusResponse\x12P\n\x0b\x41uditBlocks\x12\x1f.twophase.v1.AuditBlocksRequest\x1a .twophase.v1.AuditBlocksResponse\x12J\n\tAddWorker\x12\x1d.twophase.v1.AddWorkerRequest\x1a\x1e.twophase.v1.AddWorkerResponse\x12S\n\x0cRemoveWorker\x12 .twophase.v1.RemoveWorkerRequest\x1a!.twophase.v1.RemoveWorkerResponse\x12P\n\x0bListWorkers\x12\x1f.twophase.v1.ListWorkersRequest\x1a .twophase.v1.ListWorkersResponse\x12S\n\x0cListRequests\x12 .twophase.v1.ListRequestsRequest\x1a!.twophase.v1.ListRequestsResponse\x12>\n\x05\x44rain\x12\x19.twophase.v1.DrainRequest\x1a\x1a.twophase.v1.DrainResponse\x12\x44\n\x07\x45xplain\x12\x1b.twophase.v1.ExplainRequest\x1a\x1c.twophase.v1.ExplainResponse\x12G\n\x08\x44iagnose\x12\x1c.twophase.v1.DiagnoseRequest\x1a\x1d.twophase.v1.DiagnoseResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'twophase.v1.admin_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_WORKERSTATE']._serialized_start=1716
-  _globals['_WORKERSTATE']._serialized_end=1836
-  _globals['_REQUESTSTATE']._serialized_start=1839
-  _globals['_REQUESTSTATE']._serialized_end=2113
-  _globals['_GETSTATUSREQUEST']._serialized_start=66
-  _globals['_GETSTATUSREQUEST']._serialized_end=84
-  _globals['_GETSTATUSRESPONSE']._serialized_start=87
-  _globals['_GETSTATUSRESPONSE']._serialized_end=406
-  _globals['_STUCKWORKER']._serialized_start=408
-  _globals['_STUCKWORKER']._serialized_end=480
-  _globals['_KVTOTALS']._serialized_start=483
-  _globals['_KVTOTALS']._serialized_end=651
-  _globals['_AUDITBLOCKSREQUEST']._serialized_start=653
-  _globals['_AUDITBLOCKSREQUEST']._serialized_end=673
-  _globals['_AUDITBLOCKSRESPONSE']._serialized_start=675
-  _globals['_AUDITBLOCKSRESPONSE']._serialized_end=741
-  _globals['_AUDITEDHOLDER']._serialized_start=743
-  _globals['_AUDITEDHOLDER']._serialized_end=819
-  _globals['_ADDWORKERREQUEST']._serialized_start=821
-  _globals['_ADDWORKERREQUEST']._serialized_end=856
-  _globals['_ADDWORKERRESPONSE']._serialized_start=858
-  _globals['_ADDWORKERRESPONSE']._serialized_end=891
-  _globals['_REMOVEWORKERREQUEST']._serialized_start=893
-  _globals['_REMOVEWORKERREQUEST']._serialized_end=931
-  _globals['_REMOVEWORKERRESPONSE']._serialized_start=933
-  _globals['_REMOVEWORKERRESPONSE']._serialized_end=955
-  _globals['_LISTWORKERSREQUEST']._serialized_start=957
-  _globals['_LISTWORKERSREQUEST']._serialized_end=977
-  _globals['_LISTWORKERSRESPONSE']._serialized_start=979
-  _globals['_LISTWORKERSRESPONSE']._serialized_end=1044
-  _globals['_LISTEDWORKER']._serialized_start=1047
-  _globals['_LISTEDWORKER']._serialized_end=1292
-  _globals['_LISTREQUESTSREQUEST']._serialized_start=1294
-  _globals['_LISTREQUESTSREQUEST']._serialized_end=1315
-  _globals['_LISTREQUESTSRESPONSE']._serialized_start=1317
-  _globals['_LISTREQUESTSRESPONSE']._serialized_end=1385
-  _globals['_LISTEDREQUEST']._serialized_start=1388
-  _globals['_LISTEDREQUEST']._serialized_end=1645
-  _globals['_DRAINREQUEST']._serialized_start=1647
-  _globals['_DRAINREQUEST']._serialized_end=1675
-  _globals['_DRAINRESPONSE']._serialized_start=1677
-  _globals['_DRAINRESPONSE']._serialized_end=1714
-  _globals['_ADMIN']._serialized_start=2116
-  _globals['_ADMIN']._serialized_end=2673
+  _globals['_WORKERSTATE']._serialized_start=2402
+  _globals['_WORKERSTATE']._serialized_end=2522
+  _globals['_REQUESTSTATE']._serialized_start=2525
+  _globals['_REQUESTSTATE']._serialized_end=2799
+  _globals['_SYMPTOM']._serialized_start=2801
+  _globals['_SYMPTOM']._serialized_end=2896
+  _globals['_GETSTATUSREQUEST']._serialized_start=95
+  _globals['_GETSTATUSREQUEST']._serialized_end=113
+  _globals['_GETSTATUSRESPONSE']._serialized_start=116
+  _globals['_GETSTATUSRESPONSE']._serialized_end=435
+  _globals['_STUCKWORKER']._serialized_start=437
+  _globals['_STUCKWORKER']._serialized_end=509
+  _globals['_KVTOTALS']._serialized_start=512
+  _globals['_KVTOTALS']._serialized_end=680
+  _globals['_AUDITBLOCKSREQUEST']._serialized_start=682
+  _globals['_AUDITBLOCKSREQUEST']._serialized_end=702
+  _globals['_AUDITBLOCKSRESPONSE']._serialized_start=704
+  _globals['_AUDITBLOCKSRESPONSE']._serialized_end=770
+  _globals['_AUDITEDHOLDER']._serialized_start=772
+  _globals['_AUDITEDHOLDER']._serialized_end=848
+  _globals['_ADDWORKERREQUEST']._serialized_start=850
+  _globals['_ADDWORKERREQUEST']._serialized_end=885
+  _globals['_ADDWORKERRESPONSE']._serialized_start=887
+  _globals['_ADDWORKERRESPONSE']._serialized_end=920
+  _globals['_REMOVEWORKERREQUEST']._serialized_start=922
+  _globals['_REMOVEWORKERREQUEST']._serialized_end=960
+  _globals['_REMOVEWORKERRESPONSE']._serialized_start=962
+  _globals['_REMOVEWORKERRESPONSE']._serialized_end=984
+  _globals['_LISTWORKERSREQUEST']._serialized_start=986
+  _globals['_LISTWORKERSREQUEST']._serialized_end=1006
+  _globals['_LISTWORKERSRESPONSE']._serialized_start=1008
+  _globals['_LISTWORKERSRESPONSE']._serialized_end=1073
+  _globals['_LISTEDWORKER']._serialized_start=1076
+  _globals['_LISTEDWORKER']._serialized_end=1321
+  _globals['_LISTREQUESTSREQUEST']._serialized_start=1323
+  _globals['_LISTREQUESTSREQUEST']._serialized_end=1344
+  _globals['_LISTREQUESTSRESPONSE']._serialized_start=1346
+  _globals['_LISTREQUESTSRESPONSE']._serialized_end=1414
+  _globals['_LISTEDREQUEST']._serialized_start=1417
+  _globals['_LISTEDREQUEST']._serialized_end=1674
+  _globals['_DRAINREQUEST']._serialized_start=1676
+  _globals['_DRAINREQUEST']._serialized_end=1704
+  _globals['_DRAINRESPONSE']._serialized_start=1706
+  _globals['_DRAINRESPONSE']._serialized_end=1743
+  _globals['_EXPLAINREQUEST']._serialized_start=1745
+  _globals['_EXPLAINREQUEST']._serialized_end=1781
+  _globals['_EXPLAINRESPONSE']._serialized_start=1783
+  _globals['_EXPLAINRESPONSE']._serialized_end=1900
+  _globals['_FINDING']._serialized_start=1903
+  _globals['_FINDING']._serialized_end=2051
+  _globals['_DIAGNOSEREQUEST']._serialized_start=2053
+  _globals['_DIAGNOSEREQUEST']._serialized_end=2088
+  _globals['_DIAGNOSERESPONSE']._serialized_start=2090
+  _globals['_DIAGNOSERESPONSE']._serialized_end=2212
+  _globals['_TROUBLE']._serialized_start=2214
+  _globals['_TROUBLE']._serialized_end=2325
+  _globals['_PHASESPREAD']._serialized_start=2327
+  _globals['_PHASESPREAD']._serialized_end=2400
+  _globals['_ADMIN']._serialized_start=2899
+  _globals['_ADMIN']._serialized_end=3599
 # @@protoc_insertion_point(module_scope)

@@ -1,3 +1,4 @@
+from twophase.v1 import inference_pb2 as _inference_pb2
 from twophase.v1 import worker_pb2 as _worker_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
@@ -26,6 +27,12 @@ class RequestState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REQUEST_STATE_DECODING: _ClassVar[RequestState]
     REQUEST_STATE_FINISHED: _ClassVar[RequestState]
     REQUEST_STATE_FAILED: _ClassVar[RequestState]
+
+class Symptom(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    SYMPTOM_UNSPECIFIED: _ClassVar[Symptom]
+    SYMPTOM_FIRST_TOKEN_LATE: _ClassVar[Symptom]
+    SYMPTOM_LATER_TOKENS_SLOW: _ClassVar[Symptom]
 WORKER_STATE_UNSPECIFIED: WorkerState
 WORKER_STATE_READY: WorkerState
 WORKER_STATE_DRAINING: WorkerState
@@ -39,6 +46,9 @@ REQUEST_STATE_TRANSFERRING: RequestState
 REQUEST_STATE_DECODING: RequestState
 REQUEST_STATE_FINISHED: RequestState
 REQUEST_STATE_FAILED: RequestState
+SYMPTOM_UNSPECIFIED: Symptom
+SYMPTOM_FIRST_TOKEN_LATE: Symptom
+SYMPTOM_LATER_TOKENS_SLOW: Symptom
 
 class GetStatusRequest(_message.Message):
     __slots__ = ()
@@ -213,3 +223,75 @@ class DrainResponse(_message.Message):
     NUM_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     num_requests: int
     def __init__(self, num_requests: _Optional[int] = ...) -> None: ...
+
+class ExplainRequest(_message.Message):
+    __slots__ = ("request_id",)
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    def __init__(self, request_id: _Optional[str] = ...) -> None: ...
+
+class ExplainResponse(_message.Message):
+    __slots__ = ("completion", "age_s", "findings")
+    COMPLETION_FIELD_NUMBER: _ClassVar[int]
+    AGE_S_FIELD_NUMBER: _ClassVar[int]
+    FINDINGS_FIELD_NUMBER: _ClassVar[int]
+    completion: _inference_pb2.Completion
+    age_s: float
+    findings: _containers.RepeatedCompositeFieldContainer[Finding]
+    def __init__(self, completion: _Optional[_Union[_inference_pb2.Completion, _Mapping]] = ..., age_s: _Optional[float] = ..., findings: _Optional[_Iterable[_Union[Finding, _Mapping]]] = ...) -> None: ...
+
+class Finding(_message.Message):
+    __slots__ = ("phase", "symptom", "seconds", "usual_s", "evidence", "advice")
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    SYMPTOM_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    USUAL_S_FIELD_NUMBER: _ClassVar[int]
+    EVIDENCE_FIELD_NUMBER: _ClassVar[int]
+    ADVICE_FIELD_NUMBER: _ClassVar[int]
+    phase: str
+    symptom: Symptom
+    seconds: float
+    usual_s: float
+    evidence: str
+    advice: str
+    def __init__(self, phase: _Optional[str] = ..., symptom: _Optional[_Union[Symptom, str]] = ..., seconds: _Optional[float] = ..., usual_s: _Optional[float] = ..., evidence: _Optional[str] = ..., advice: _Optional[str] = ...) -> None: ...
+
+class DiagnoseRequest(_message.Message):
+    __slots__ = ("window_s",)
+    WINDOW_S_FIELD_NUMBER: _ClassVar[int]
+    window_s: float
+    def __init__(self, window_s: _Optional[float] = ...) -> None: ...
+
+class DiagnoseResponse(_message.Message):
+    __slots__ = ("num_requests", "troubles", "phases")
+    NUM_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    TROUBLES_FIELD_NUMBER: _ClassVar[int]
+    PHASES_FIELD_NUMBER: _ClassVar[int]
+    num_requests: int
+    troubles: _containers.RepeatedCompositeFieldContainer[Trouble]
+    phases: _containers.RepeatedCompositeFieldContainer[PhaseSpread]
+    def __init__(self, num_requests: _Optional[int] = ..., troubles: _Optional[_Iterable[_Union[Trouble, _Mapping]]] = ..., phases: _Optional[_Iterable[_Union[PhaseSpread, _Mapping]]] = ...) -> None: ...
+
+class Trouble(_message.Message):
+    __slots__ = ("num_requests", "seconds", "worst_request_id", "worst")
+    NUM_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    WORST_REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    WORST_FIELD_NUMBER: _ClassVar[int]
+    num_requests: int
+    seconds: float
+    worst_request_id: str
+    worst: Finding
+    def __init__(self, num_requests: _Optional[int] = ..., seconds: _Optional[float] = ..., worst_request_id: _Optional[str] = ..., worst: _Optional[_Union[Finding, _Mapping]] = ...) -> None: ...
+
+class PhaseSpread(_message.Message):
+    __slots__ = ("phase", "p50_s", "p95_s", "max_s")
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    P50_S_FIELD_NUMBER: _ClassVar[int]
+    P95_S_FIELD_NUMBER: _ClassVar[int]
+    MAX_S_FIELD_NUMBER: _ClassVar[int]
+    phase: str
+    p50_s: float
+    p95_s: float
+    max_s: float
+    def __init__(self, phase: _Optional[str] = ..., p50_s: _Optional[float] = ..., p95_s: _Optional[float] = ..., max_s: _Optional[float] = ...) -> None: ...

@@ -69,6 +69,16 @@ class AdminStub:
                 request_serializer=twophase_dot_v1_dot_admin__pb2.DrainRequest.SerializeToString,
                 response_deserializer=twophase_dot_v1_dot_admin__pb2.DrainResponse.FromString,
                 _registered_method=True)
+        self.Explain = channel.unary_unary(
+                '/twophase.v1.Admin/Explain',
+                request_serializer=twophase_dot_v1_dot_admin__pb2.ExplainRequest.SerializeToString,
+                response_deserializer=twophase_dot_v1_dot_admin__pb2.ExplainResponse.FromString,
+                _registered_method=True)
+        self.Diagnose = channel.unary_unary(
+                '/twophase.v1.Admin/Diagnose',
+                request_serializer=twophase_dot_v1_dot_admin__pb2.DiagnoseRequest.SerializeToString,
+                response_deserializer=twophase_dot_v1_dot_admin__pb2.DiagnoseResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServicer:
@@ -125,6 +135,21 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Explain(self, request, context):
+        """Tells which phase of a request that ended was slow, and why. INVALID_ARGUMENT when the router
+        does not remember it: it keeps the last router.history requests.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Diagnose(self, request, context):
+        """Tells which phases were slow in the requests that ended lately, and why.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -162,6 +187,16 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.Drain,
                     request_deserializer=twophase_dot_v1_dot_admin__pb2.DrainRequest.FromString,
                     response_serializer=twophase_dot_v1_dot_admin__pb2.DrainResponse.SerializeToString,
+            ),
+            'Explain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Explain,
+                    request_deserializer=twophase_dot_v1_dot_admin__pb2.ExplainRequest.FromString,
+                    response_serializer=twophase_dot_v1_dot_admin__pb2.ExplainResponse.SerializeToString,
+            ),
+            'Diagnose': grpc.unary_unary_rpc_method_handler(
+                    servicer.Diagnose,
+                    request_deserializer=twophase_dot_v1_dot_admin__pb2.DiagnoseRequest.FromString,
+                    response_serializer=twophase_dot_v1_dot_admin__pb2.DiagnoseResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -353,6 +388,60 @@ class Admin:
             '/twophase.v1.Admin/Drain',
             twophase_dot_v1_dot_admin__pb2.DrainRequest.SerializeToString,
             twophase_dot_v1_dot_admin__pb2.DrainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Explain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/twophase.v1.Admin/Explain',
+            twophase_dot_v1_dot_admin__pb2.ExplainRequest.SerializeToString,
+            twophase_dot_v1_dot_admin__pb2.ExplainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Diagnose(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/twophase.v1.Admin/Diagnose',
+            twophase_dot_v1_dot_admin__pb2.DiagnoseRequest.SerializeToString,
+            twophase_dot_v1_dot_admin__pb2.DiagnoseResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -191,7 +191,7 @@ class DetokenizeResponse(_message.Message):
     def __init__(self, text: _Optional[str] = ...) -> None: ...
 
 class Completion(_message.Message):
-    __slots__ = ("request_id", "finish_reason", "usage", "phases", "transfer", "prefill_worker", "decode_worker", "placement", "seed", "failures")
+    __slots__ = ("request_id", "finish_reason", "usage", "phases", "transfer", "prefill_worker", "decode_worker", "placement", "seed", "failures", "decode")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     USAGE_FIELD_NUMBER: _ClassVar[int]
@@ -202,6 +202,7 @@ class Completion(_message.Message):
     PLACEMENT_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     FAILURES_FIELD_NUMBER: _ClassVar[int]
+    DECODE_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     finish_reason: FinishReason
     usage: Usage
@@ -212,7 +213,44 @@ class Completion(_message.Message):
     placement: str
     seed: int
     failures: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, request_id: _Optional[str] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., phases: _Optional[_Union[Phases, _Mapping]] = ..., transfer: _Optional[_Union[Transfer, _Mapping]] = ..., prefill_worker: _Optional[str] = ..., decode_worker: _Optional[str] = ..., placement: _Optional[str] = ..., seed: _Optional[int] = ..., failures: _Optional[_Iterable[str]] = ...) -> None: ...
+    decode: DecodeReport
+    def __init__(self, request_id: _Optional[str] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., phases: _Optional[_Union[Phases, _Mapping]] = ..., transfer: _Optional[_Union[Transfer, _Mapping]] = ..., prefill_worker: _Optional[str] = ..., decode_worker: _Optional[str] = ..., placement: _Optional[str] = ..., seed: _Optional[int] = ..., failures: _Optional[_Iterable[str]] = ..., decode: _Optional[_Union[DecodeReport, _Mapping]] = ...) -> None: ...
+
+class DecodeReport(_message.Message):
+    __slots__ = ("slot_wait_s", "decode_s", "step_s", "mean_num_sequences", "mean_num_history_tokens", "prompt_gap_s", "longest_gap")
+    SLOT_WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    DECODE_S_FIELD_NUMBER: _ClassVar[int]
+    STEP_S_FIELD_NUMBER: _ClassVar[int]
+    MEAN_NUM_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    MEAN_NUM_HISTORY_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_GAP_S_FIELD_NUMBER: _ClassVar[int]
+    LONGEST_GAP_FIELD_NUMBER: _ClassVar[int]
+    slot_wait_s: float
+    decode_s: float
+    step_s: float
+    mean_num_sequences: float
+    mean_num_history_tokens: float
+    prompt_gap_s: float
+    longest_gap: Gap
+    def __init__(self, slot_wait_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., step_s: _Optional[float] = ..., mean_num_sequences: _Optional[float] = ..., mean_num_history_tokens: _Optional[float] = ..., prompt_gap_s: _Optional[float] = ..., longest_gap: _Optional[_Union[Gap, _Mapping]] = ...) -> None: ...
+
+class Gap(_message.Message):
+    __slots__ = ("index", "gap_s", "step_s", "num_sequences", "num_history_tokens", "num_prompt_tokens", "prompts")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    GAP_S_FIELD_NUMBER: _ClassVar[int]
+    STEP_S_FIELD_NUMBER: _ClassVar[int]
+    NUM_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    NUM_HISTORY_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PROMPTS_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    gap_s: float
+    step_s: float
+    num_sequences: int
+    num_history_tokens: int
+    num_prompt_tokens: int
+    prompts: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, index: _Optional[int] = ..., gap_s: _Optional[float] = ..., step_s: _Optional[float] = ..., num_sequences: _Optional[int] = ..., num_history_tokens: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., prompts: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Usage(_message.Message):
     __slots__ = ("num_prompt_tokens", "num_output_tokens", "num_prefill_cached_tokens", "num_decode_cached_tokens", "num_transferred_tokens", "num_local_prefill_tokens")

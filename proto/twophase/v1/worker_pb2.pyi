@@ -326,14 +326,12 @@ class NewToken(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., token_id: _Optional[int] = ..., index: _Optional[int] = ..., done: _Optional[_Union[DecodeDone, _Mapping]] = ..., prefill_times: _Optional[_Union[PrefillTimes, _Mapping]] = ..., logprobs: _Optional[_Union[_inference_pb2.Logprobs, _Mapping]] = ...) -> None: ...
 
 class DecodeDone(_message.Message):
-    __slots__ = ("finish_reason", "slot_wait_s", "decode_s")
+    __slots__ = ("finish_reason", "report")
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
-    SLOT_WAIT_S_FIELD_NUMBER: _ClassVar[int]
-    DECODE_S_FIELD_NUMBER: _ClassVar[int]
+    REPORT_FIELD_NUMBER: _ClassVar[int]
     finish_reason: str
-    slot_wait_s: float
-    decode_s: float
-    def __init__(self, finish_reason: _Optional[str] = ..., slot_wait_s: _Optional[float] = ..., decode_s: _Optional[float] = ...) -> None: ...
+    report: _inference_pb2.DecodeReport
+    def __init__(self, finish_reason: _Optional[str] = ..., report: _Optional[_Union[_inference_pb2.DecodeReport, _Mapping]] = ...) -> None: ...
 
 class RequestFailed(_message.Message):
     __slots__ = ("request_id", "error")

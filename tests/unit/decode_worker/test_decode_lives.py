@@ -6,7 +6,7 @@ from core.config import Mode
 from core.errors import InvalidRequest, Overloaded
 from core.link import Begin, Granted, PieceAck, Sealed
 from core.request import FinishReason
-from core.timeline import DecodeReport, PrefillReport
+from core.timeline import DecodeReport, Gap, PrefillReport
 from core.worker import DecodeDone, NewToken, Reserved
 from decode_worker.worker import MAX_PASSED_S
 from tests.unit.decode_worker.driver import (
@@ -57,7 +57,8 @@ class TestARemotePrompt:
         world.now_s = 5.0
         (step,) = world.step()
         assert (step.token_ids, step.start) == ([107], 7)
-        done = DecodeDone(LENGTH, DecodeReport(slot_wait_s=1.0, decode_s=2.0))
+        gap = Gap(1, 1.0, 0.25, 1, 6, 0, ())
+        done = DecodeDone(LENGTH, DecodeReport(1.0, 2.0, 0.5, 1.0, 6.5, longest_gap=gap))
         assert world.events() == [NewToken("r", 108, 2, done)]
         assert_nothing_is_left(world)
 

@@ -23,6 +23,7 @@ from core.worker import CancelRequest, RequestFailed, Reserve, Role
 from router.config import FrontDoorConfig
 from router.dispatch import Dispatcher
 from router.generation import FrontDoor, Generation, Incoming
+from router.history import History
 from router.http.app import HttpApp
 from router.http.reading import BodyReader
 from router.request import Defaults
@@ -176,7 +177,7 @@ async def empty_world(fleet, clock, router_config, monkeypatch):
     counters = KvCounters()
     config = FrontDoorConfig("tiny", Mode.DISAGGREGATED, router_config)
     running = RunningRequests(router_config.max_active_requests, clock)
-    door = FrontDoor(Probe(), counters, running)
+    door = FrontDoor(Probe(), counters, running, History(10, clock))
     async with Dispatcher(fleet, config.dispatch, counters, clock) as dispatcher:
         generation = Generation(
             fleet, dispatcher, make_tokenizer(), door, config=config, clock=clock

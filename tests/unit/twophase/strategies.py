@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from core import errors, link
 from core.completion import ChatMessage, Chunk, Completion
+from core.diagnosis import Finding, PhaseSpread, Symptom, Trouble
 from core.errors import TransferFailure
 from core.layout import Dtype, KVLayout
 from core.listing import ListedRequest, ListedWorker, WorkerState
@@ -21,7 +22,7 @@ from core.request import (
     WorkerName,
 )
 from core.sampling import Constraint, ConstraintKind, Sampling
-from core.timeline import DecodeReport, Phases, PrefillReport, TransferReport
+from core.timeline import DecodeReport, Gap, Phases, PrefillReport, TransferReport
 from core.worker import (
     BlockHolder,
     CancelRequest,
@@ -144,6 +145,39 @@ prefill_reports = fields(
     num_cached_tokens=counts,
     num_chunks=counts,
 )
+decode_reports = fields(
+    DecodeReport,
+    slot_wait_s=seconds,
+    decode_s=seconds,
+    step_s=seconds,
+    mean_num_sequences=seconds,
+    mean_num_history_tokens=seconds,
+    prompt_gap_s=seconds,
+    longest_gap=st.none()
+    | fields(
+        Gap,
+        index=counts,
+        gap_s=seconds,
+        step_s=seconds,
+        num_sequences=counts,
+        num_history_tokens=wides,
+        num_prompt_tokens=counts,
+        prompts=st.lists(request_ids, max_size=2).map(tuple),
+    ),
+)
+findings = fields(
+    Finding,
+    phase=texts,
+    symptom=st.sampled_from(Symptom),
+    seconds=seconds,
+    usual_s=st.none() | seconds,
+    evidence=texts,
+    advice=texts,
+)
+troubles = fields(
+    Trouble, num_requests=counts, seconds=seconds, worst_request_id=request_ids, worst=findings
+)
+phase_spreads = fields(PhaseSpread, phase=texts, p50_s=seconds, p95_s=seconds, max_s=seconds)
 transfer_reports = fields(
     TransferReport,
     backend=texts,
@@ -172,6 +206,7 @@ completions = fields(
     placement=texts,
     seed=wides,
     failures=st.lists(texts, max_size=3).map(tuple),
+    decode=st.none() | decode_reports,
 )
 chunks = fields(
     Chunk,
@@ -283,7 +318,7 @@ updates = fields(
             | fields(
                 DecodeDone,
                 finish_reason=st.sampled_from(FinishReason),
-                report=fields(DecodeReport, slot_wait_s=seconds, decode_s=seconds),
+                report=decode_reports,
             ),
             prefill=st.none() | prefill_reports,
         ),

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from core import link, worker
 from core.errors import TwophaseError
 from tests.unit.twophase import strategies as some
-from twophase import link_wire, listing_wire, status_wire, wire, worker_wire
+from twophase import link_wire, listing_wire, report_wire, status_wire, wire, worker_wire
 from twophase.v1 import worker_pb2 as pb
 
 NOW_S = st.floats(-1e6, 1e6)
@@ -36,6 +36,9 @@ def comparable(value):
 PAIRS = {
     "sampling": (some.askings, wire.sampling_to_wire, wire.sampling_from_wire),
     "chunk": (some.chunks, wire.chunk_to_wire, wire.chunk_from_wire),
+    "finding": (some.findings, report_wire.finding_to_wire, report_wire.finding_from_wire),
+    "trouble": (some.troubles, report_wire.trouble_to_wire, report_wire.trouble_from_wire),
+    "spread": (some.phase_spreads, report_wire.spread_to_wire, report_wire.spread_from_wire),
     "completion": (some.completions, wire.completion_to_wire, wire.completion_from_wire),
     "chat": (some.conversations, wire.chat_messages_to_wire, wire.chat_messages_from_wire),
     "layout": (some.layouts, worker_wire.layout_to_wire, worker_wire.layout_from_wire),

@@ -1,0 +1,56 @@
+"""The requests that ended lately: what is asked when somebody wants to know why one was slow.
+
+A bounded number, the oldest forgotten first; also requests that failed, as far as they came.
+
+Runs in the router's event loop.
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from core.clock import Clock
+from core.completion import Completion
+from core.diagnosis import Finding, explain, usual_of
+from core.request import FinishReason, RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """One request, and when it ended by the router's clock."""
+
+    completion: Completion
+    ended_s: float
+
+
+class History:
+    """What ended; an id that was used again stands for its last request."""
+
+    def __init__(self, max_requests: int, clock: Clock) -> None:
+        self._max_requests = max_requests
+        self._clock = clock
+        self._ended: OrderedDict[RequestId, Ended] = OrderedDict()
+
+    def add(self, completion: Completion) -> None:
+        """A request ended now."""
+        self._ended.pop(completion.request_id, None)
+        self._ended[completion.request_id] = Ended(completion, self._clock.now_s())
+        if len(self._ended) > self._max_requests:
+            self._ended.popitem(last=False)
+
+    def find(self, request_id: RequestId) -> Ended | None:
+        """How a request ended; None if it is not known (any more)."""
+        return self._ended.get(request_id)
+
+    def explain(self, ended: Ended) -> list[Finding]:
+        """What a request suffered from, beside what all took that are remembered."""
+        return explain(ended.completion, usual_of(self.since(float("inf"))))
+
+    def since(self, window_s: float) -> list[Completion]:
+        """Requests that ended well within the last `window_s`."""
+        oldest_s = self._clock.now_s() - window_s
+        recent = [ended for ended in self._ended.values() if ended.ended_s >= oldest_s]
+        return [ended.completion for ended in recent if _is_whole(ended)]
+
+
+def _is_whole(ended: Ended) -> bool:
+    return ended.completion.finish_reason is not FinishReason.ERROR
