@@ -299,6 +299,7 @@ def _stream(client: Client, prompt: Prompt, sampling: Sampling) -> None:
     if completion is not None:
         out.print(phase_bar(completion).append("  ").append_text(phase_legend(completion)))
         out.print(summary(completion), style="dim", highlight=False)
+        out.print(f"twophase explain {completion.request_id}", style="dim", highlight=False)
         for failure in completion.failures:
             out.print(f"went on elsewhere after {failure}", style="yellow", highlight=False)
 

@@ -20,8 +20,9 @@ from core.request import (
     RequestState,
     Usage,
     WorkerName,
+    id_of_attempt,
 )
-from core.timeline import Phases, PrefillReport, TransferReport
+from core.timeline import DecodeReport, Phases, PrefillReport, TransferReport
 from core.worker import (
     DecodeDone,
     FirstToken,
@@ -225,7 +226,7 @@ class Answer:
             placement=self.placement.why if self.placement is not None else "",
             seed=self.request.sampling.seed,
             failures=failures,
-            decode=self._done.report if self._done is not None else None,
+            decode=_as_users_know_it(self._done.report) if self._done is not None else None,
         )
 
     def _take_token(self, index: int, token: OutputToken, arrived_s: float) -> None:
@@ -280,3 +281,11 @@ class Answer:
             return self._done.report.decode_s
         exposed_s = self._transfer.exposed_s if self._transfer is not None else 0.0
         return max(self._token_arrived_s - self._first_arrived_s - exposed_s, 0.0)
+
+
+def _as_users_know_it(report: DecodeReport) -> DecodeReport:
+    """The report with other requests named as their users named them, not by their attempts."""
+    if report.longest_gap is None:
+        return report
+    prompts = tuple(map(id_of_attempt, report.longest_gap.prompts))
+    return replace(report, longest_gap=replace(report.longest_gap, prompts=prompts))
