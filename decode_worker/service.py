@@ -109,9 +109,23 @@ class DecodeService(pb_grpc.WorkerServicer, pb_grpc.DecodeWorkerServicer):
             outbox = self._sessions.get(session_id)
             if outbox is not None:
                 outbox.put_nowait(update)
+            self._log_ended(update)
         self._work.set()
         if self._worker.is_draining and self._worker.num_known == 0:
             self._is_drained.set()
+
+    def _log_ended(self, update: DecodeUpdate) -> None:
+        for failed in update.failed:
+            self._log.info("request %s: %s", failed.request_id, failed.error)
+        for token in update.tokens:
+            if token.done is not None:
+                self._log.info(
+                    "request %s: %s after token %d, decoded for %.3f s",
+                    token.request_id,
+                    token.done.finish_reason,
+                    token.index,
+                    token.done.report.decode_s,
+                )
 
     async def Session(
         self,

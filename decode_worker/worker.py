@@ -73,7 +73,7 @@ class DecodeWorker:
         self._fencing: dict[tuple[RequestId, int], Sequence] = {}
         self._in_step: list[tuple[Sequence, int]] = []
         self._step_started_s = 0.0
-        self._log = StepLog()
+        self._steps = StepLog()
         self._updates: dict[str, UpdateBuilder] = defaultdict(UpdateBuilder)
 
     @property
@@ -190,7 +190,7 @@ class DecodeWorker:
         """Take the tokens that the step sampled."""
         self.num_steps += 1
         in_step, self._in_step = self._in_step, []
-        self._log.add(step_facts(in_step, now_s, result.compute_s))
+        self._steps.add(step_facts(in_step, now_s, result.compute_s))
         shares = zip(in_step, result.token_ids, strict=True)
         for i, ((sequence, num_tokens), token_id) in enumerate(shares):
             if sequence.is_ended:
@@ -286,7 +286,7 @@ class DecodeWorker:
         sequence.output_token_ids.append(token.token_id)
         prefill = None
         if sequence.pace is not None:
-            sequence.pace.token(index, self._log)
+            sequence.pace.token(index, self._steps)
         if not sequence.is_running:
             sequence.ready_s = now_s
             prefill = sequence.prefill_report(now_s)

@@ -109,6 +109,7 @@ class PrefillService(pb_grpc.WorkerServicer, pb_grpc.PrefillWorkerServicer):
                 async for event in events:
                     await context.write(worker_wire.prefill_event_to_wire(event))
         except TwophaseError as error:
+            self._log.info("request %s: %s", request.request.request_id, error)
             await abort(context, error)
 
     async def _prefill(
@@ -135,7 +136,15 @@ class PrefillService(pb_grpc.WorkerServicer, pb_grpc.PrefillWorkerServicer):
                 if first is not None and computed.report is not None:
                     yield FirstToken(first.token_id, computed.report, first.logprobs)
                     is_prompt_done = True
-            yield await handoff.sealed()
+            report = await handoff.sealed()
+            self._log.info(
+                "request %s: %d prompt tokens read, %d bytes of KV sealed at %s",
+                request.request_id,
+                request.num_prompt_tokens,
+                report.num_bytes,
+                reservation.decode_worker,
+            )
+            yield report
         finally:
             del self._progress[request.request_id]
             self._handoffs.pop(request.request_id, None)

@@ -153,6 +153,7 @@ async def phases_named(cluster, completion):
     return [finding.phase for finding in explained.findings]
 
 
+@pytest.mark.case("B-119")
 async def test_the_phase_that_was_delayed_is_named_and_no_other(run):
     async with run("shm", "router.on_failure=resume") as cluster:
         for number in range(8):
