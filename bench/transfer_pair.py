@@ -15,7 +15,6 @@ import struct
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
 from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
@@ -126,7 +125,7 @@ class _Prefill:
 
     def connect_bare(self, spec: LinkSpec) -> None:
         """Build this end of the bare loop's pair."""
-        self.bare = build_pair(spec, PREFILL, timedelta(seconds=TIMEOUT_S), TIMEOUT_S)
+        self.bare = build_pair(spec, PREFILL, TIMEOUT_S)
 
     def prepare(self, kind: str, case: Case) -> None:
         """Plan the handoff that `push` makes."""
@@ -215,7 +214,7 @@ class Links:
         self._store = TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
         spec = LinkSpec(HOST, self._store.port, "bare", "cpu", 1, 1)
         self._pipe.send(("connect_bare", spec))
-        self._bare = build_pair(spec, DECODE, timedelta(seconds=TIMEOUT_S), TIMEOUT_S)
+        self._bare = build_pair(spec, DECODE, TIMEOUT_S)
 
     def __enter__(self) -> "Links":
         """The links."""

@@ -151,7 +151,7 @@ class DecodeConfig(PoolConfig):
 class TransferConfig(_Section):
     """The handoff of KV blocks from prefill to decode."""
 
-    backend: Literal["auto", "shm", "torch", "nixl"] = "auto"
+    backend: Literal["auto", "shm", "ipc", "torch", "nixl"] = "auto"
     """shm: same host; torch: gloo between CPUs, NCCL between CUDA devices; nixl: RDMA through UCX
     (extra `rdma`); auto: per pair."""
     piece: ByteSize = Field(default=ByteSize(8 * MIB), ge=4096)
@@ -273,6 +273,9 @@ def _refuse_two_formats(config: ClusterConfig) -> None:
 
 
 def _refuse_unusable_cards(config: ClusterConfig) -> None:
+    device, backend = config.engine.device, config.transfer.backend
+    if {"ipc": "cuda", "shm": "cpu"}.get(backend, device) != device:
+        raise ConfigError("transfer.backend", f"{backend} joins no workers on {device}", "auto")
     pools: dict[str, PoolConfig] = {"decode": config.decode}
     if config.prefill_pool is not None:
         pools["prefill"] = config.prefill_pool

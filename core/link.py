@@ -67,7 +67,10 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class OpenLink:
-    """A prefill worker asks a decode worker for a link."""
+    """A prefill worker asks a decode worker for a link; where its cache lies, and what it reaches.
+
+    card and reachable_cards as `kv_transfer.backend.Endpoint` has them.
+    """
 
     prefill_worker: WorkerName
     incarnation: str
@@ -78,6 +81,8 @@ class OpenLink:
     device: str
     has_nixl: bool
     has_rdma: bool
+    card: str = ""
+    reachable_cards: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

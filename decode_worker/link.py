@@ -159,7 +159,7 @@ class LinkServer:
         )
         choice = choose_backend(
             self._config.backend,
-            prefill=Endpoint(opening.host_id, opening.device, opening.has_nixl, opening.has_rdma),
+            prefill=_endpoint_of(opening),
             decode=replace(
                 local_endpoint(self._cache_L2NSKD), has_nixl=BackendKind.NIXL in self._backends
             ),
@@ -170,7 +170,7 @@ class LinkServer:
                 f"is {opening.backend} at {opening.prefill_worker} "
                 f"and {self._config.backend} at {self._info.name}",
             )
-        self._refuse_ranks_over_nixl(opening, choice)
+        self._refuse_unreachable_ranks(opening, choice)
         link_id = uuid.uuid4().hex
         # Only the target's blocks are looked up here.
         reshape = Reshape(
@@ -181,14 +181,17 @@ class LinkServer:
         thread = ThreadPoolExecutor(1, thread_name_prefix=f"link-{opening.prefill_worker}")
         return _Link(link_id, opening, choice, receiver, thread, reshape), offer
 
-    def _refuse_ranks_over_nixl(self, opening: OpenLink, choice: Choice) -> None:
+    def _refuse_unreachable_ranks(self, opening: OpenLink, choice: Choice) -> None:
+        """Where not all ranks' caches lie in one memory, only rank 0's is reached."""
         sizes = (opening.layout.tensor_parallel_size, self._info.layout.tensor_parallel_size)
-        if choice.kind is BackendKind.NIXL and sizes != (1, 1):
+        is_on_card = self._cache_L2NSKD.device.type != "cpu"
+        if sizes != (1, 1) and (is_on_card or choice.kind is BackendKind.NIXL):
+            where = " on cards" if is_on_card else ""
             raise ConfigError(
                 "transfer.backend",
-                f"nixl reaches only rank 0's cache; there are {sizes[0]} ranks at "
+                f"{choice.kind}{where} reaches only rank 0's cache; there are {sizes[0]} ranks at "
                 f"{opening.prefill_worker} and {sizes[1]} at {self._info.name}",
-                "torch",
+                None if is_on_card else "torch",
             )
 
     async def _read(self, link: _Link, messages: AsyncIterator[LinkUp]) -> None:
@@ -245,6 +248,17 @@ class LinkServer:
         self._worker.settle(now_s)
         self.changed()
         self._log.info("link from %s closed: %s", link.opened_by.prefill_worker, detail)
+
+
+def _endpoint_of(opening: OpenLink) -> Endpoint:
+    return Endpoint(
+        host_id=opening.host_id,
+        device=opening.device,
+        has_nixl=opening.has_nixl,
+        has_rdma=opening.has_rdma,
+        card=opening.card,
+        reachable_cards=opening.reachable_cards,
+    )
 
 
 async def _until_done(future: Future[int]) -> None:

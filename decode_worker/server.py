@@ -22,6 +22,7 @@ from engine.runner import Runner
 from engine.shared_memory import SharedMemory
 from kv_transfer.backend import BackendKind, ReceiverBackend
 from kv_transfer.connection import has_rdma, open_backend
+from kv_transfer.cuda.nccl_pair import forbid_watchdog
 from kv_transfer.nixl import agent as nixl_agent
 from kv_transfer.shm import ShmBackend
 from twophase.credentials import internal_access
@@ -63,9 +64,12 @@ async def serve(
 def _open_backends(config: DecodeWorkerConfig) -> dict[BackendKind, ReceiverBackend]:
     """Every backend that a link of this worker may choose."""
     host = config.listen.rpartition(":")[0]
-    kinds = [BackendKind.SHM, BackendKind.TORCH]
-    if nixl_agent.is_installed() and has_rdma():
+    is_on_card = config.engine.device != "cpu"
+    kinds = [BackendKind.IPC if is_on_card else BackendKind.SHM, BackendKind.TORCH]
+    if nixl_agent.is_installed() and (is_on_card or has_rdma()):
         kinds.append(BackendKind.NIXL)
+    if is_on_card and config.pool.tensor_parallel == 1:
+        forbid_watchdog()
     if config.transfer.backend != "auto":
         kinds = [BackendKind(config.transfer.backend)]
     return {kind: open_backend(kind, host=host) for kind in kinds}

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -117,17 +118,22 @@ class Runner:
     def kernels(self) -> str:
         """What computes attention and decode steps here, and why, in words."""
         attention = f"{self._attention.name}: {self._attention.reason}"
-        return attention if self._maker is None else f"{attention}; {self._graphs.reason}"
+        if self._maker is not None:
+            return f"{attention}; {self._graphs.reason}"
+        if self._max_decode_sequences and self._device.graphs is not None:
+            why = f"graphs are for one rank, this worker has {self._parallel.size}"
+            return f"{attention}; decode step by step: {why}"
+        return attention
 
     def step(
         self, steps: Sequence[SequenceStep], on_layer: Callable[[int], None] | None = None
     ) -> StepResult:
         """Run one forward pass over `steps` and sample where they ask for it.
 
-        on_layer(i) is called on this thread once layer i's KV of the whole batch is written, on a
-        card: once what other threads start there comes after it. compute_s covers everything, ready
-        tokens included. A step that names a block or a position that does not exist breaks an
-        invariant.
+        on_layer(i) is called once layer i's KV of the whole batch is written, in order and before
+        this returns; on a card by another thread, when the card is done with it. compute_s covers
+        everything, ready tokens included. A step that names a block or a position that does not
+        exist breaks an invariant.
 
         Raises:
             PeerLost: another rank died or fell silent: the worker cannot go on.
@@ -248,7 +254,7 @@ class Runner:
                     return logits_BV
             size = self.layout.block_size
             batch = build_batch(steps, block_size=size, upload=self._device.upload)
-            return self._model.forward(batch, self.cache, self._visibly(on_layer))
+            return self._model.forward(batch, self.cache, self._once_written(on_layer))
         except PeerLost:
             raise
         except Exception as error:
@@ -263,17 +269,11 @@ class Runner:
         assert logits_BV is not None, "graphs are for one rank"
         return logits_BV
 
-    def _visibly(self, on_layer: Callable[[int], None] | None) -> Callable[[int], None] | None:
-        """on_layer, told once other threads' work on the device sees the layer."""
+    def _once_written(self, on_layer: Callable[[int], None] | None) -> Callable[[int], None] | None:
+        """on_layer, told once the device has written the layer, and not when that is enqueued."""
         if on_layer is None:
             return None
-        tell = on_layer
-
-        def written(index: int) -> None:
-            self._device.layer_written()
-            tell(index)
-
-        return written
+        return lambda index: self._device.when_written(partial(on_layer, index))
 
     def _use_threads(self) -> None:
         """Set torch's thread count, which each new thread of the process starts without."""

@@ -31,9 +31,15 @@ class BackendKind(StrEnum):
     """Names of the backends, as in the configuration."""
 
     SHM = "shm"
+    IPC = "ipc"
     TORCH = "torch"
     NIXL = "nixl"
     MEMORY = "memory"
+
+
+CONFIGURABLE = ("auto", "shm", "ipc", "torch", "nixl")
+
+_FIELD = "transfer.backend"
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,13 +160,22 @@ class Endpoint:
     """Where a worker's cache lies, and by what it can be reached.
 
     host_id as told by `shm.host_id`, device as torch names it; has_nixl: the extra `rdma` is
-    installed; has_rdma: the host has an active InfiniBand or RoCE port.
+    installed; has_rdma: the host has an active InfiniBand or RoCE port. card names the card that
+    the cache lies on, and reachable_cards those whose memory this worker can map and write to from
+    there (`cuda.card`); empty on a CPU.
     """
 
     host_id: str
     device: str
     has_nixl: bool = False
     has_rdma: bool = False
+    card: str = ""
+    reachable_cards: tuple[str, ...] = ()
+
+    @property
+    def is_on_card(self) -> bool:
+        """Whether the cache lies in a card's memory."""
+        return self.device != "cpu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,40 +190,66 @@ def choose_backend(configured: str, *, prefill: Endpoint, decode: Endpoint) -> C
     """The backend for a pair: the configured one, or with "auto" the fastest that reaches.
 
     Raises:
-        ConfigError: the configured backend does not exist or cannot join this pair.
+        ConfigError: the configured backend does not exist or cannot join this pair, or none can.
     """
+    if configured not in CONFIGURABLE:
+        raise ConfigError(_FIELD, f"{configured!r} is not one of {', '.join(CONFIGURABLE)}")
+    if prefill.is_on_card is not decode.is_on_card:
+        raise ConfigError(
+            "engine.device",
+            f"one cache lies on {prefill.device}, the other on {decode.device}: no backend moves "
+            "blocks between a CPU and a card",
+        )
     if configured == "auto":
         return _fastest(prefill, decode)
-    if configured not in (BackendKind.SHM, BackendKind.TORCH, BackendKind.NIXL):
-        problem = f"{configured!r} is not one of auto, shm, torch, nixl"
-        raise ConfigError("transfer.backend", problem)
-    if configured == BackendKind.SHM and not _can_share_memory(prefill, decode):
-        raise ConfigError(
-            "transfer.backend",
-            f"shm cannot join {prefill.device} on {prefill.host_id} "
-            f"and {decode.device} on {decode.host_id}",
-            "auto",
-        )
-    if configured == BackendKind.NIXL and not (prefill.has_nixl and decode.has_nixl):
-        where = _where_nixl_is_missing(prefill, decode)
-        problem = f"nixl is not installed {where}: pip install twophase[rdma]"
-        raise ConfigError("transfer.backend", problem)
+    obstacle = _obstacle(BackendKind(configured), prefill, decode)
+    if obstacle:
+        raise ConfigError(_FIELD, obstacle, "auto")
     return Choice(BackendKind(configured), "it is configured")
+
+
+def _obstacle(kind: BackendKind, prefill: Endpoint, decode: Endpoint) -> str:
+    """Why this backend cannot join the pair; empty if it can."""
+    pair = f"{prefill.device} on {prefill.host_id} and {decode.device} on {decode.host_id}"
+    if kind is BackendKind.SHM and not _can_share_memory(prefill, decode):
+        return f"shm cannot join {pair}"
+    if kind is BackendKind.IPC and not _can_map(prefill, decode):
+        return (
+            f"ipc cannot join {pair}: prefill cannot map the memory of decode's card "
+            f"{decode.card or '(none)'}"
+        )
+    if kind is BackendKind.NIXL and not (prefill.has_nixl and decode.has_nixl):
+        where = _where_nixl_is_missing(prefill, decode)
+        return f"nixl is not installed {where}: pip install twophase[rdma]"
+    if kind is BackendKind.TORCH and _is_one_card(prefill, decode):
+        return f"torch cannot join {pair}: both are one card, and NCCL joins no two ranks there"
+    return ""
 
 
 def _fastest(prefill: Endpoint, decode: Endpoint) -> Choice:
     if _can_share_memory(prefill, decode):
         return Choice(BackendKind.SHM, "both caches lie in the memory of one host")
+    is_one_card = _is_one_card(prefill, decode)
+    if _can_map(prefill, decode):
+        where = "on one card" if is_one_card else "on cards of one host with peer access"
+        return Choice(BackendKind.IPC, f"the workers are {where}")
+    has_nixl = prefill.has_nixl and decode.has_nixl
     where, gain = "on different hosts", "an active RDMA port at each"
     is_worth_nixl = prefill.has_rdma and decode.has_rdma
-    if prefill.host_id == decode.host_id:
-        is_on_cuda = not (prefill.device == "cpu" or decode.device == "cpu")
-        where = "on one host, both on CUDA" if is_on_cuda else "on one host, one of them on CUDA"
-        # NCCL joins no two workers that share a GPU, and checksums of CPU and CUDA differ.
-        gain, is_worth_nixl = "CUDA IPC between them", is_on_cuda
+    if prefill.host_id == decode.host_id and prefill.is_on_card:
+        where, gain = "on cards of one host without peer access", "CUDA IPC or the host's memory"
+        is_worth_nixl = True
+    if is_one_card:
+        where = "on one card, in containers that share no memory"
+        if not has_nixl:
+            raise ConfigError(
+                _FIELD,
+                f"the workers are {where} (one --ipc=host would let them), NCCL joins no two ranks "
+                f"there, and nixl is not installed {_where_nixl_is_missing(prefill, decode)}",
+            )
     if not is_worth_nixl:
         return Choice(BackendKind.TORCH, f"the workers are {where}")
-    if not (prefill.has_nixl and decode.has_nixl):
+    if not has_nixl:
         missing = f"nixl is not installed {_where_nixl_is_missing(prefill, decode)}"
         return Choice(BackendKind.TORCH, f"the workers are {where}, with {gain}, but {missing}")
     return Choice(BackendKind.NIXL, f"the workers are {where}, with {gain}")
@@ -216,6 +257,19 @@ def _fastest(prefill: Endpoint, decode: Endpoint) -> Choice:
 
 def _can_share_memory(prefill: Endpoint, decode: Endpoint) -> bool:
     return prefill.host_id == decode.host_id and prefill.device == decode.device == "cpu"
+
+
+def _can_map(prefill: Endpoint, decode: Endpoint) -> bool:
+    return prefill.host_id == decode.host_id and decode.card in prefill.reachable_cards
+
+
+def _is_one_card(prefill: Endpoint, decode: Endpoint) -> bool:
+    """By uuid alone: two containers that cannot map each other's memory may share a card."""
+    return prefill.is_on_card and _uuid_of(prefill.card) == _uuid_of(decode.card) != ""
+
+
+def _uuid_of(card: str) -> str:
+    return card.partition("/")[0]
 
 
 def _where_nixl_is_missing(prefill: Endpoint, decode: Endpoint) -> str:

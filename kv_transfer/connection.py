@@ -11,6 +11,8 @@ import torch
 from core.errors import PeerLost
 from kv_transfer import shm, torch_backend
 from kv_transfer.backend import BackendKind, Endpoint, Offer, ReceiverBackend, Sender
+from kv_transfer.cuda import ipc
+from kv_transfer.cuda.card import card_id, reachable_cards
 from kv_transfer.nixl import agent as nixl_agent
 from kv_transfer.nixl import backend as nixl_backend
 
@@ -19,11 +21,15 @@ INFINIBAND = Path("/sys/class/infiniband")
 
 def local_endpoint(cache_L2NSKD: torch.Tensor) -> Endpoint:
     """What `choose_backend` has to know of this worker."""
+    device = cache_L2NSKD.device
+    is_on_card = device.type == "cuda"
     return Endpoint(
         host_id=shm.host_id(),
-        device=str(cache_L2NSKD.device),
+        device=str(device),
         has_nixl=nixl_agent.is_installed(),
         has_rdma=has_rdma(),
+        card=card_id(device) if is_on_card else "",
+        reachable_cards=reachable_cards(device) if is_on_card else (),
     )
 
 
@@ -41,6 +47,8 @@ def open_backend(kind: BackendKind, *, host: str) -> ReceiverBackend:
     """
     if kind is BackendKind.SHM:
         return shm.ShmBackend()
+    if kind is BackendKind.IPC:
+        return ipc.IpcBackend(host=host)
     if kind is BackendKind.TORCH:
         return torch_backend.TorchBackend(host=host)
     if kind is BackendKind.NIXL:
@@ -58,6 +66,8 @@ def connect(offer: Offer, cache_L2NSKD: torch.Tensor, timeout_s: float) -> Sende
     """
     if offer.kind == BackendKind.SHM:
         return shm.connect(offer, cache_L2NSKD, timeout_s)
+    if offer.kind == BackendKind.IPC:
+        return ipc.connect(offer, cache_L2NSKD, timeout_s)
     if offer.kind == BackendKind.TORCH:
         return torch_backend.connect(offer, cache_L2NSKD, timeout_s)
     if offer.kind == BackendKind.NIXL:

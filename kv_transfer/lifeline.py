@@ -157,6 +157,8 @@ class LifelineServer:
         with self._lock:
             if self._writer is not None:
                 self._writer.said += said
+        if said != _BUILT:
+            raise ConnectionResetError("the other end gave up")
 
     def _is_sender(self, _: socket.socket, hello: bytes) -> bool:
         return hmac.compare_digest(hello[:_NONCE_BYTES], self._nonce)

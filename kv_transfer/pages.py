@@ -4,7 +4,7 @@ A page is K or V of one block in one layer, the longest run that is contiguous f
 part of it where the other cache has another shape (`reshape`). A row is the pages of one layer's K
 or V. `HostPages` works on CPU memory through numpy, row by row
 in chunks that stay in the core's cache, so that a byte is copied and hashed while it is warm;
-`DevicePages` does the same with torch on any device. Both give the bytes of a span in plan
+`cuda.device_pages` does the same with torch on any device. Both give the bytes of a span in plan
 order, whatever the block ids.
 
 Shape letters: L layers, N blocks of the cache, S slots of a block, K KV heads, D head size.
@@ -189,45 +189,6 @@ class HostPages:
         return self._pages[start : start + self._num_reached]
 
 
-class DevicePages:
-    """Pages of a cache on any device, moved by torch on the device's current stream.
-
-    The checksum is computed on the device, by `tensor_checksum`: fetching the bytes for a hash
-    on the host would cost more than the transfer.
-    """
-
-    def __init__(self, cache_L2NSKD: torch.Tensor) -> None:
-        num_layers, two, num_blocks = cache_L2NSKD.shape[:3]
-        # int64 elements: index_select on uint8 runs at a tenth of the speed (2026-11-30).
-        self._pages_L2NE = cache_L2NSKD.view(torch.int64).view(num_layers, two, num_blocks, -1)
-
-    def gather(self, span: Span, block_ids: Sequence[int], staging: torch.Tensor) -> int:
-        """Copy the span's pages into `staging` (uint8, plan order); their checksum."""
-        layers = self._pages_L2NE[span.layers.start : span.layers.stop]
-        staged = staging.view(torch.int64).view(*layers.shape[:2], len(block_ids), -1)
-        torch.index_select(layers, 2, self._index(block_ids), out=staged)
-        return tensor_checksum(staging)
-
-    def scatter(self, span: Span, block_ids: Sequence[int], staging: torch.Tensor) -> int:
-        """Copy `staging` (uint8, plan order) into the span's pages; the checksum of `staging`."""
-        layers = self._pages_L2NE[span.layers.start : span.layers.stop]
-        staged = staging.view(torch.int64).view(*layers.shape[:2], len(block_ids), -1)
-        layers.index_copy_(2, self._index(block_ids), staged)
-        return tensor_checksum(staging)
-
-    def checksum(self, span: Span, block_ids: Sequence[int]) -> int:
-        """Checksum of the span's pages where they lie; waits for the stream."""
-        layers = self._pages_L2NE[span.layers.start : span.layers.stop]
-        pages = torch.index_select(layers, 2, self._index(block_ids))
-        return tensor_checksum(pages.view(-1).view(torch.uint8))
-
-    def _index(self, block_ids: Sequence[int]) -> torch.Tensor:
-        return torch.tensor(block_ids, dtype=torch.int64, device=self._pages_L2NE.device)
-
-
-Pages = HostPages | DevicePages
-
-
 def view_as_pages(cache_L2NSKD: torch.Tensor, num_pages_per_block: int) -> torch.Tensor:
     """The cache with its blocks cut into pages: L x 2 x pages x elements."""
     num_layers, two, num_blocks = cache_L2NSKD.shape[:3]
@@ -241,25 +202,6 @@ def flat_pages(cache_L2NSKD: torch.Tensor) -> torch.Tensor:
     num_elements = cache_L2NSKD.untyped_storage().nbytes() // cache_L2NSKD.itemsize - first
     shape = (num_elements // page_elements, page_elements)
     return torch.as_strided(cache_L2NSKD, shape, (page_elements, 1), first)
-
-
-def pages_of(cache_L2NSKD: torch.Tensor) -> Pages:
-    """The cache's pages, wherever it lies."""
-    is_host = cache_L2NSKD.device.type == "cpu"
-    return HostPages(cache_L2NSKD) if is_host else DevicePages(cache_L2NSKD)
-
-
-def tensor_checksum(data: torch.Tensor) -> int:
-    """64-bit checksum of a uint8 tensor of whole 8-byte words, computed where it lies.
-
-    The sum modulo 2**64 of each word times an odd factor that depends on its position. An odd
-    factor is invertible, so a change of one word always changes the sum; moved and swapped words
-    change it unless their difference cancels modulo 2**64.
-    """
-    words = data.view(torch.int64)
-    positions = torch.arange(words.numel(), dtype=torch.int64, device=words.device)
-    factors = positions * -7046029254386353130 + -7046029254386353131
-    return int((words * factors).sum().item()) % 2**64
 
 
 def _rows_of(span: Span) -> range:

@@ -1,4 +1,4 @@
-"""Transfer over torch.distributed: NCCL between CUDA caches, gloo between CPU caches.
+"""Transfer over torch.distributed: gloo between CPU caches, NCCL between cards (`cuda.nccl`).
 
 Each link is a process group object of two ranks, built directly on a store: never the default
 group and never `new_group`, which need a world that is known in advance. Rank 0 is decode, rank
@@ -13,14 +13,11 @@ Traps that shaped this file (torch 2.13, measured 2026-11-30 on two cores):
 - A timed-out wait poisons the group. So any failure closes the link.
 - Receiving a piece only when its header is there costs 3 ms a piece when the cores are busy;
   receives posted ahead cost 0.1 ms. gloo takes a shorter message into a longer buffer, so
-  buffers of one size are posted ahead. NCCL needs equal sizes and posts when the header is there.
-- NCCL ignores tags, so the order of the control stream alone matches pieces to headers.
+  buffers of one size are posted ahead.
 
 Over gloo, pieces that do not fit a staging buffer go without (`direct`): what a handoff sends while
 its prompt is still computed is small, and the receives posted ahead make it quick; what is ready
 all at once, such as a prompt that prefill has cached, is large.
-
-The NCCL path shares this code and has not been run where it was written.
 """
 
 import socket
@@ -36,9 +33,12 @@ from torch._C._distributed_c10d import TCPStore, Work
 
 from core.errors import PeerLost
 from core.link import PieceId, Span
-from kv_transfer.backend import STAGED_PIECE_BYTES, BackendKind, Offer
+from kv_transfer.backend import STAGED_PIECE_BYTES, BackendKind, Offer, Receiver, Sender
+from kv_transfer.cuda import nccl
+from kv_transfer.cuda.nccl import NcclReceiver
+from kv_transfer.cuda.nccl_pair import OpenGroup, open_nccl
 from kv_transfer.direct import MAX_PIECE_BYTES, Messages, Sent
-from kv_transfer.pages import HostPages, Pages, pages_of
+from kv_transfer.pages import HostPages
 from kv_transfer.torch_pair import DECODE, PREFILL, LinkSpec, build_pair, forget_keys
 
 SLOT_BYTES = STAGED_PIECE_BYTES
@@ -47,6 +47,7 @@ TAKE_TIMEOUT_S = 10.0
 STORE_TIMEOUT_S = 10.0
 
 _TAG = 0
+HOST_MEMORY = torch.device("cpu")
 
 
 class TorchBackend:
@@ -65,12 +66,15 @@ class TorchBackend:
         slot_bytes: int = SLOT_BYTES,
         num_slots: int = NUM_SLOTS,
         take_timeout_s: float = TAKE_TIMEOUT_S,
+        open_group: OpenGroup | None = None,
     ) -> None:
+        """open_group makes NCCL's groups; its double works with caches in CPU memory, too."""
         self._host = host
+        self._open_group = open_group
         self._slot_bytes = slot_bytes
         self._num_slots = num_slots
         self._take_timeout_s = take_timeout_s
-        self._receivers: list[TorchReceiver] = []
+        self._receivers: list[TorchReceiver | NcclReceiver] = []
         # Left to itself the store listens on every interface, and it asks nobody who he is.
         listening = socket.create_server((host, 0))
         self._store: TCPStore | None = TCPStore(
@@ -86,7 +90,7 @@ class TorchBackend:
         """Zeroed ordinary memory; a CUDA cache is made by its owner."""
         return torch.zeros(num_bytes, dtype=torch.uint8)
 
-    def offer(self, link_id: str, cache_L2NSKD: torch.Tensor) -> tuple[Offer, "TorchReceiver"]:
+    def offer(self, link_id: str, cache_L2NSKD: torch.Tensor) -> tuple[Offer, Receiver]:
         """A new link into `cache_L2NSKD`, whose device decides between gloo and NCCL."""
         assert self._store is not None
         num_layers, _, num_blocks = cache_L2NSKD.shape[:3]
@@ -94,14 +98,31 @@ class TorchBackend:
             host=self._host,
             port=self._store.port,
             prefix=link_id,
-            device=cache_L2NSKD.device.type,
+            device="cpu" if self._is_host(cache_L2NSKD) else "cuda",
             num_slots=self._num_slots,
             slot_bytes=max(self._slot_bytes, cache_L2NSKD.nbytes // num_layers // num_blocks),
         )
-        receiver = TorchReceiver(self._store, spec, cache_L2NSKD, self._take_timeout_s)
+        receiver = self._receiver(spec, cache_L2NSKD)
         self._receivers = [r for r in self._receivers if not r.is_writer_gone()]
         self._receivers.append(receiver)
         return spec.to_offer(), receiver
+
+    def _is_host(self, cache_L2NSKD: torch.Tensor) -> bool:
+        return cache_L2NSKD.device.type == "cpu" and self._open_group is None
+
+    def _receiver(
+        self, spec: LinkSpec, cache_L2NSKD: torch.Tensor
+    ) -> "TorchReceiver | NcclReceiver":
+        assert self._store is not None
+        if self._is_host(cache_L2NSKD):
+            return TorchReceiver(self._store, spec, cache_L2NSKD, self._take_timeout_s)
+        return NcclReceiver(
+            self._store,
+            spec,
+            cache_L2NSKD,
+            self._take_timeout_s,
+            open_group=self._open_group or open_nccl,
+        )
 
     def close(self) -> None:
         """Close every link, then the store."""
@@ -123,13 +144,10 @@ class TorchReceiver:
     ) -> None:
         self._store = store
         self._spec = spec
-        self._pages = pages_of(cache_L2NSKD)
-        self._page_bytes = _page_bytes_of(cache_L2NSKD)
+        self._pages = HostPages(cache_L2NSKD)
         self._timeout = timedelta(seconds=take_timeout_s)
-        self._messages = _messages_of(self._pages, take_timeout_s)
-        self._is_posting_ahead = spec.device == "cpu"
-        self._group: Any = None  # ProcessGroupGloo or ProcessGroupNCCL, whichever is built in
-        self._free: deque[torch.Tensor] = deque()
+        self._messages = Messages(self._pages, take_timeout_s)
+        self._group: Any = None  # a ProcessGroupGloo, untyped in torch
         self._posted: deque[tuple[torch.Tensor, Work]] = deque()
         self._taking = threading.Lock()
         self._is_closed = False
@@ -137,18 +155,16 @@ class TorchReceiver:
     def accept(self, timeout_s: float) -> None:
         """Build rank 0 of the pair, which needs the sender to build rank 1."""
         with self._taking:
-            self._group = build_pair(self._spec, DECODE, self._timeout, timeout_s)
-            self._free = self._spec.allocate_slots()
-            if self._is_posting_ahead:
-                while self._free:
-                    self._post(self._spec.slot_bytes)
+            self._group = build_pair(self._spec, DECODE, timeout_s)
+            for buffer in self._spec.allocate_slots(self._spec.num_slots, HOST_MEMORY):
+                self._post(buffer)
             if self._is_closed:
                 self._drop()
                 raise PeerLost(self._spec.prefix, "the link was closed meanwhile")
 
     def take(self, span: Span, target_block_ids: Sequence[int] | None) -> int:
         """Wait for the next piece and put it into the target blocks, or throw it away."""
-        num_bytes = span.num_layers * 2 * span.num_blocks * self._page_bytes
+        num_bytes = span.num_layers * 2 * span.num_blocks * self._pages.page_bytes
         with self._taking:
             if self._is_closed:
                 raise PeerLost(self._spec.prefix, "the link is closed")
@@ -174,35 +190,28 @@ class TorchReceiver:
     def _take(self, num_bytes: int, span: Span, target_block_ids: Sequence[int] | None) -> int:
         if num_bytes > self._spec.slot_bytes:
             return self._take_direct(span, target_block_ids)
-        if not self._is_posting_ahead:
-            self._post(num_bytes)
         buffer, work = self._posted.popleft()
         work.wait(self._timeout)
         checksum = 0
         if target_block_ids is not None:
             checksum = self._pages.scatter(span, target_block_ids, buffer[:num_bytes])
-        self._free.append(buffer)
-        if self._is_posting_ahead:
-            self._post(self._spec.slot_bytes)
+        self._post(buffer)
         return checksum
 
     def _take_direct(self, span: Span, target_block_ids: Sequence[int] | None) -> int:
-        assert self._messages is not None, "the sender has another kind of memory"
         if target_block_ids is not None:
             return self._messages.take(self._group, span, target_block_ids)
         self._messages.throw_away(self._group, span)
         return 0
 
-    def _post(self, num_bytes: int) -> None:
-        buffer = self._free.popleft()
-        self._posted.append((buffer, self._group.recv([buffer[:num_bytes]], PREFILL, _TAG)))
+    def _post(self, buffer: torch.Tensor) -> None:
+        self._posted.append((buffer, self._group.recv([buffer], PREFILL, _TAG)))
 
     def _drop(self) -> None:
         if self._group is not None:
             self._group = None
             forget_keys(self._store, self._spec.prefix)
         self._posted.clear()
-        self._free.clear()
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,20 +228,17 @@ class TorchSender:
 
     def __init__(self, spec: LinkSpec, cache_L2NSKD: torch.Tensor, timeout_s: float) -> None:
         self._spec = spec
-        self._pages = pages_of(cache_L2NSKD)
-        self._page_bytes = _page_bytes_of(cache_L2NSKD)
+        self._pages = HostPages(cache_L2NSKD)
         self._lock = threading.Lock()
-        timeout = timedelta(seconds=TAKE_TIMEOUT_S)
-        self._messages = _messages_of(self._pages, TAKE_TIMEOUT_S)
-        self._group: Any = build_pair(spec, PREFILL, timeout, timeout_s)
-        self._free = spec.allocate_slots()
+        self._messages = Messages(self._pages, TAKE_TIMEOUT_S)
+        self._group: Any = build_pair(spec, PREFILL, timeout_s)
+        self._free = deque(spec.allocate_slots(spec.num_slots, HOST_MEMORY))
         self._in_flight: dict[PieceId, _InFlight] = {}
 
     @property
     def max_piece_bytes(self) -> int:
-        """A staging buffer's size, or more over gloo."""
-        most = 0 if self._messages is None else MAX_PIECE_BYTES
-        return max(self._spec.slot_bytes, most)
+        """More than a staging buffer's size: large pieces go without."""
+        return max(self._spec.slot_bytes, MAX_PIECE_BYTES)
 
     def has_room(self) -> bool:
         """True if fewer pieces, and fewer bytes, are unacknowledged than staging buffers hold."""
@@ -249,7 +255,7 @@ class TorchSender:
         target_block_ids: Sequence[int],
     ) -> int:
         """Post the piece's sends, of a copy unless it is too large for that; its checksum."""
-        num_bytes = span.num_layers * 2 * span.num_blocks * self._page_bytes
+        num_bytes = span.num_layers * 2 * span.num_blocks * self._pages.page_bytes
         assert num_bytes <= self.max_piece_bytes, "it was planned for another link"
         with self._lock:
             group = self._group
@@ -262,7 +268,7 @@ class TorchSender:
                 staging = buffer[:num_bytes]
                 checksum = self._pages.gather(span, source_block_ids, staging)
                 sent = Sent(checksum, (group.send([staging], DECODE, _TAG),))
-            elif self._messages is not None:
+            else:
                 sent = self._messages.send(group, span, source_block_ids)
         except RuntimeError as error:
             raise PeerLost(self._spec.prefix, "the group failed") from error
@@ -279,8 +285,7 @@ class TorchSender:
                 return
             if piece.buffer is not None:
                 self._free.append(piece.buffer)
-            if self._messages is not None:
-                self._messages.release(piece.sent)
+            self._messages.release(piece.sent)
 
     def close(self) -> None:
         """Drop the group and what is in flight."""
@@ -290,18 +295,12 @@ class TorchSender:
             self._free.clear()
 
 
-def connect(offer: Offer, cache_L2NSKD: torch.Tensor, timeout_s: float) -> TorchSender:
+def connect(offer: Offer, cache_L2NSKD: torch.Tensor, timeout_s: float) -> Sender:
     """The sender's end of the link that `offer` describes.
 
     Raises:
         PeerLost: decode did not build its end within `timeout_s`.
     """
+    if offer.parameters["device"] == "cuda":
+        return nccl.connect(offer, cache_L2NSKD, timeout_s)
     return TorchSender(LinkSpec.of_offer(offer), cache_L2NSKD, timeout_s)
-
-
-def _page_bytes_of(cache_L2NSKD: torch.Tensor) -> int:
-    return cache_L2NSKD[0, 0, 0].nbytes
-
-
-def _messages_of(pages: Pages, timeout_s: float) -> Messages | None:
-    return Messages(pages, timeout_s) if isinstance(pages, HostPages) else None

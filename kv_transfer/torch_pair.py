@@ -5,7 +5,6 @@ pieces; `torch_backend` moves them.
 """
 
 import socket
-from collections import deque
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -55,14 +54,13 @@ class LinkSpec:
             slot_bytes=int(texts["slot_bytes"]),
         )
 
-    def allocate_slots(self) -> deque[torch.Tensor]:
-        """The staging buffers, touched once: page faults would halve the first pieces' speed."""
-        shape = (self.num_slots, self.slot_bytes)
-        return deque(torch.ones(shape, dtype=torch.uint8, device=self.device).unbind())
+    def allocate_slots(self, num_slots: int, device: torch.device) -> tuple[torch.Tensor, ...]:
+        """Staging buffers, touched once: page faults would halve the first pieces' speed."""
+        return torch.ones((num_slots, self.slot_bytes), dtype=torch.uint8, device=device).unbind()
 
 
-def build_pair(spec: LinkSpec, rank: int, timeout: timedelta, build_timeout_s: float) -> Any:
-    """One end of the pair: a ProcessGroupGloo or ProcessGroupNCCL whose waits end by `timeout`.
+def build_pair(spec: LinkSpec, rank: int, build_timeout_s: float) -> Any:
+    """One end of a pair over gloo: a ProcessGroupGloo.
 
     Each end has a store client of its own: a client serves one call at a time, so a link that
     waits for its peer would stop all others.
@@ -74,16 +72,15 @@ def build_pair(spec: LinkSpec, rank: int, timeout: timedelta, build_timeout_s: f
     try:
         client = TCPStore(spec.host, spec.port, is_master=False, timeout=build_timeout)
         store = PrefixStore(spec.prefix, client)
-        if spec.device == "cuda":
-            return _nccl_group(store, rank, timeout)
         host = spec.host if rank == DECODE else _address_towards(spec.host, spec.port)
-        group = _gloo_group(store, rank, host, build_timeout)
+        group = gloo_group(store, rank, host, build_timeout)
     except (RuntimeError, OSError) as error:
         raise PeerLost(spec.prefix, f"no pair was built within {build_timeout_s} s") from error
     return group
 
 
-def _gloo_group(store: Store, rank: int, host: str, build_timeout: timedelta) -> Any:
+def gloo_group(store: Store, rank: int, host: str, build_timeout: timedelta) -> Any:
+    """One end of a group over gloo that listens at `host`."""
     # The options that name the address are not in torch's type stubs.
     gloo: Any = distributed.ProcessGroupGloo
     options = gloo._Options()
@@ -91,13 +88,6 @@ def _gloo_group(store: Store, rank: int, host: str, build_timeout: timedelta) ->
     options._timeout = build_timeout
     options._threads = 1
     return gloo(store, rank, 2, options)
-
-
-def _nccl_group(store: Store, rank: int, timeout: timedelta) -> Any:
-    nccl: Any = distributed.ProcessGroupNCCL  # absent from a torch without CUDA
-    options = nccl.Options()
-    options._timeout = timeout
-    return nccl(store, rank, 2, options)
 
 
 def _address_towards(host: str, port: int) -> str:

@@ -232,6 +232,8 @@ class LinkPool:
             device=here.device,
             has_nixl=here.has_nixl,
             has_rdma=here.has_rdma,
+            card=here.card,
+            reachable_cards=here.reachable_cards,
         )
 
 

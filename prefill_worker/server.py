@@ -13,6 +13,7 @@ from engine.block_pool import BlockPool
 from engine.device_thread import device_thread
 from engine.leader import EngineSettings, running_engine
 from engine.runner import Runner
+from kv_transfer.cuda.nccl_pair import forbid_watchdog
 from prefill_worker.config import PrefillWorkerConfig
 from prefill_worker.link_pool import Identity, LinkPool
 from prefill_worker.service import PrefillService
@@ -37,6 +38,8 @@ async def serve(
     settings = EngineSettings.of(
         find_model(config.model), config.engine, config.pool, cores=config.cores, gpus=config.gpus
     )
+    if config.engine.device != "cpu" and config.pool.tensor_parallel == 1:
+        forbid_watchdog()
     device = device_thread(
         nice=settings.nice, num_threads=settings.num_threads, cores=settings.cores_of(0)
     )

@@ -198,7 +198,7 @@ class PrefillService(pb_grpc.WorkerServicer, pb_grpc.PrefillWorkerServicer):
         )
 
     def _on_layer(self, layer: int) -> None:
-        """Called in the device's thread once a layer's KV is written."""
+        """Called in a thread of the device once a layer's KV is written."""
         self._loop.call_soon_threadsafe(self._layer_computed, layer + 1)
 
     def _layer_computed(self, num_layers: int) -> None:

@@ -10,6 +10,7 @@ import statistics
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
 import torch
@@ -22,10 +23,20 @@ from core.link import PieceId, Span
 from engine.batch import SequenceStep
 from engine.kv_cache import KVCache
 from engine.runner import Runner
-from kv_transfer.backend import BackendKind, Offer, Receiver, Sender, choose_backend
+from kv_transfer.backend import (
+    BackendKind,
+    Offer,
+    Receiver,
+    ReceiverBackend,
+    Sender,
+    choose_backend,
+)
 from kv_transfer.connection import connect, local_endpoint, open_backend
+from kv_transfer.cuda import ipc, nccl
+from kv_transfer.cuda.double import SharedMemoryDouble, open_group_double
 from kv_transfer.nixl import agent as nixl_agent
 from kv_transfer.plan import plan_spans
+from kv_transfer.torch_backend import TorchBackend
 
 HOST = "127.0.0.1"
 ANSWER_TIMEOUT_S, START_TIMEOUT_S, STOP_TIMEOUT_S = 30.0, 120.0, 5.0
@@ -38,6 +49,19 @@ class NoAnswer(Exception):  # noqa: N818 - what was not measured is a note, not 
     """The second process failed, or did not answer in time."""
 
 
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way from a cache on this card to one of another process, on this card or the next."""
+
+    kind: BackendKind
+    is_to_next_card: bool = False
+
+    @property
+    def name(self) -> str:
+        """For the table."""
+        return f"{self.kind} from the next card" if self.is_to_next_card else f"{self.kind}"
+
+
 def measure_handoff(setup: Setup, findings: Findings, device: torch.device) -> None:
     """Bytes per second from one process to the other, beside a copy of them on the card."""
     layout = _layout(setup)
@@ -45,20 +69,49 @@ def measure_handoff(setup: Setup, findings: Findings, device: torch.device) -> N
     cache = KVCache(layout, num_blocks, device=device).kv_L2NSKD
     target = torch.empty_like(cache)
     copied_per_s = cache.nbytes / setup.seconds(lambda: target.copy_(cache))
-    here = local_endpoint(cache)
-    kinds = [choose_backend("auto", prefill=here, decode=here).kind]
-    if not setup.is_dry:
-        kinds += [BackendKind.TORCH, *([BackendKind.NIXL] if nixl_agent.is_installed() else [])]
-    for kind in dict.fromkeys(kinds):
+    for way in _ways(setup, cache):
         try:
-            seconds = _handoff_seconds(setup, kind, device)
+            seconds = _handoff_seconds(setup, way, device)
         except (NoAnswer, TwophaseError, RuntimeError) as error:
-            findings.notes.append(f"handoff over {kind}: {str(error).splitlines()[0]}")
+            findings.notes.append(f"handoff over {way.name}: {str(error).splitlines()[0]}")
             continue
-        name = f"handoff of {setup.handoff_tokens} tokens over {kind}"
+        name = f"handoff of {setup.handoff_tokens} tokens over {way.name}"
         rate = cache.nbytes / seconds
         findings.add(name, rate / 1e9, "GB/s", "device copy", copied_per_s / 1e9)
         findings.add(f"{name}: share", rate / copied_per_s, "of copy", "floor", FLOOR_HANDOFF)
+
+
+def _ways(setup: Setup, cache: torch.Tensor) -> tuple[Way, ...]:
+    """What auto takes on one card, then all else that can be tried here; NCCL needs two cards."""
+    if setup.is_dry:
+        return (Way(BackendKind.IPC), Way(BackendKind.TORCH))
+    here = local_endpoint(cache)
+    ways = [Way(choose_backend("auto", prefill=here, decode=here).kind)]
+    if nixl_agent.is_installed():
+        ways.append(Way(BackendKind.NIXL))
+    if torch.cuda.device_count() > 1:
+        ways += [Way(BackendKind.TORCH, True)]
+        if torch.cuda.can_device_access_peer(1, 0):
+            ways += [Way(BackendKind.IPC, True)]
+    return tuple(dict.fromkeys(ways))
+
+
+def _backend(setup: Setup, kind: BackendKind) -> ReceiverBackend:
+    """Decode's side of a way; its double in a dry run."""
+    if not setup.is_dry:
+        return open_backend(kind, host=HOST)
+    if kind is BackendKind.IPC:
+        return ipc.IpcBackend(host=HOST, memory=SharedMemoryDouble())
+    return TorchBackend(host=HOST, open_group=open_group_double)
+
+
+def _connect(setup: Setup, offer: Offer, cache: torch.Tensor) -> Sender:
+    """Prefill's side of `_backend`."""
+    if not setup.is_dry:
+        return connect(offer, cache, START_TIMEOUT_S)
+    if offer.kind == BackendKind.IPC:
+        return ipc.connect(offer, cache, START_TIMEOUT_S, memory=SharedMemoryDouble())
+    return nccl.connect(offer, cache, START_TIMEOUT_S, open_group_double)
 
 
 def measure_interference(setup: Setup, findings: Findings, runner: Runner) -> None:
@@ -106,8 +159,8 @@ def serve(setup: Setup, pipe: Connection) -> None:
                     assert runner is not None
                     steps = [_long_prompt(runner, setup.long_prompt_tokens)]
                     answer = runner.step(steps).compute_s
-                case ("connect", Offer() as offer):
-                    link = _connected(setup, offer)
+                case ("connect", Offer() as offer, int() as card):
+                    link = _connected(setup, offer, card)
                     answer = link.max_piece_bytes
                 case ("push", *spans):
                     assert link is not None
@@ -119,18 +172,18 @@ def serve(setup: Setup, pipe: Connection) -> None:
             pipe.send(answer)
 
 
-def _handoff_seconds(setup: Setup, kind: BackendKind, device: torch.device) -> float:
+def _handoff_seconds(setup: Setup, way: Way, device: torch.device) -> float:
     layout = _layout(setup)
     num_blocks = layout.num_blocks(setup.handoff_tokens)
-    backend = open_backend(kind, host=HOST)
+    backend = _backend(setup, way.kind)
     storage = None
     if device.type == "cpu":
         storage = backend.allocate(num_blocks * layout.block_bytes)
     cache = KVCache(layout, num_blocks, storage, device).kv_L2NSKD
     try:
         with _second(setup) as pipe:
-            offer, receiver = backend.offer(f"gpu-check-{kind}", cache)
-            pipe.send(("connect", offer))
+            offer, receiver = backend.offer(f"gpu-check-{way.name}", cache)
+            pipe.send(("connect", offer, int(way.is_to_next_card)))
             receiver.accept(START_TIMEOUT_S)
             max_bytes = _answer(pipe, START_TIMEOUT_S)
             assert isinstance(max_bytes, int)
@@ -171,11 +224,11 @@ def _push(link: Sender, spans: list[Span], pipe: Connection) -> None:
         link.acknowledge(PieceId(0, pipe.recv()))
 
 
-def _connected(setup: Setup, offer: Offer) -> Sender:
+def _connected(setup: Setup, offer: Offer, card: int) -> Sender:
     layout = _layout(setup)
-    device = setup.open().torch_device
+    device = torch.device("cpu") if setup.is_dry else torch.device("cuda", card)
     cache = KVCache(layout, layout.num_blocks(setup.handoff_tokens), device=device).kv_L2NSKD
-    return connect(offer, cache.normal_(), START_TIMEOUT_S)
+    return _connect(setup, offer, cache.normal_())
 
 
 def _layout(setup: Setup) -> KVLayout:

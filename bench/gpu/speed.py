@@ -90,7 +90,7 @@ def measure_decode(setup: Setup, findings: Findings, runner: Runner, limits: Lim
     cost = ModelCost(runner)
     runner.cache.kv_L2NSKD.normal_()
     setup.synchronize()
-    # A hook is what graphs do not have: with one the plain loop runs.
+    # A hook is what graphs do not have: with one the plain loop runs, and pays for being heard.
     loops: dict[str, Callable[[int], None] | None] = {"graph": None, "plain": lambda layer: None}
     for num in setup.decode_batches:
         if num * _width(setup, runner) > runner.num_blocks:

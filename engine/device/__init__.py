@@ -1,8 +1,8 @@
 """Where a runner's tensors lie, and what a step needs there beside plain torch.
 
 `Device` is the seam between the runner, which is the same everywhere, and a card: how the arrays
-of a step get there, which stream computes, when a layer's KV may be read by others, how much memory
-is free, and graphs. `host` is a CPU, `cuda` a card, `double` the card's double on a CPU.
+of a step get there, which stream computes, when a layer's KV is written (`written`), how much
+memory is free, and graphs. `host` is a CPU, `cuda` a card, `double` the card's double on a CPU.
 `open_device` is the door.
 """
 

@@ -1,9 +1,10 @@
 """A CUDA card as the runner's device. Not run where it was written: `docs/gpu.md` says what was.
 
-Streams: a step computes on one stream of its own. The threads that push and take KV use the card's
-default stream, which waits for an event of the compute stream after each layer, so that a push
-reads only what is written and runs beside the next layers. A step has ended when its stream has.
-The model and its cache are made on the compute stream, too.
+Streams: a step computes on one stream of its own, and has ended when that stream has. After each
+layer an event is recorded on it; who pushes the layer is told when the card has passed that event
+(`written`), and then needs no stream's order to read it, while the next layers are computed. What a
+link does is on a stream of the link's own (`kv_transfer.cuda.lane`). The model and its cache are
+made on the compute stream, too.
 
 Host to card: all arrays of a step are packed into one pinned buffer and go in one copy; the buffer
 is written again only after that copy's event. Graphs share one memory pool.
@@ -19,6 +20,7 @@ from engine.attention import Attention, AttentionNeeds, select_attention
 from engine.batch import Array
 from engine.device.interface import Graph
 from engine.device.packing import pack, places_of, views_of
+from engine.device.written import Written
 
 FIRST_BUFFER_BYTES = 1 << 16
 # Libraries allocate their workspaces in the first calls, which a capture would keep.
@@ -37,7 +39,7 @@ class CudaDevice:
         _require_card(device)
         self.torch_device = device
         self._compute = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._pushes = torch.cuda.default_stream(device)
+        self._written = Written()
         self.graphs = CudaGraphs(device, self._compute)
         self._pinned = _pinned(FIRST_BUFFER_BYTES)
         self._uploaded = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -69,17 +71,20 @@ class CudaDevice:
 
     @contextmanager
     def _computing(self) -> Iterator[None]:
-        # It does not wait for the default stream, where a piece may be awaited from another host:
-        # what a link has put into the cache is there before anybody is told of it.
+        # It waits for no other stream: what a link has put into the cache is there before anybody
+        # is told of it, and its stream may wait for another host.
         with torch.cuda.device(self.torch_device), torch.cuda.stream(self._compute):
             try:
                 yield
             finally:  # what failed half way may still write into blocks
                 self._compute.synchronize()
+                self._written.drain()
 
-    def layer_written(self) -> None:
-        """See `Device`: the stream of the pushes waits for this point of the compute stream."""
-        self._pushes.wait_event(self._compute.record_event())
+    def when_written(self, tell: Callable[[], None]) -> None:
+        """See `Device`; a thread waits for an event, without keeping a core busy."""
+        event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+        event.record(self._compute)
+        self._written.when(event.synchronize, tell)
 
     def free_bytes(self) -> int | None:
         """See `Device`; what torch holds and does not use is given back first."""

@@ -6,8 +6,8 @@ sized from free memory, decode steps padded to a rung and replayed. What a real 
 its replay does not see either: it reads only the memory that it was captured on.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any  # flash-attn's packages have no types
 
 import torch
@@ -16,6 +16,7 @@ from engine.attention import Attention, AttentionNeeds, select_attention
 from engine.batch import Array
 from engine.device.interface import Graph
 from engine.device.packing import pack, places_of, views_of
+from engine.device.written import Written
 
 HOPPER = (9, 0)
 
@@ -23,7 +24,7 @@ HOPPER = (9, 0)
 class CardDouble:
     """A card with `num_free_bytes` and, by name, the packages that are installed for it.
 
-    num_layers_written counts the layers that were made visible to pushes.
+    await_kernels() is what it takes to wait for the kernels that were enqueued so far.
     """
 
     def __init__(
@@ -32,10 +33,12 @@ class CardDouble:
         *,
         capability: tuple[int, int] = HOPPER,
         num_free_bytes: int = 8 << 20,
+        await_kernels: Callable[[], object] = lambda: None,
     ) -> None:
         self.torch_device = torch.device("cpu")
         self.graphs = PlainGraphs()
-        self.num_layers_written = 0
+        self._await_kernels = await_kernels
+        self._written = Written()
         self._packages = packages or {}
         self._capability = capability
         self._num_free_bytes = num_free_bytes
@@ -63,13 +66,17 @@ class CardDouble:
         target[:size].copy_(staging)
         return views_of(arrays, target)
 
-    def computing(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def computing(self) -> Iterator[None]:
         """See `Device`."""
-        return nullcontext()
+        try:
+            yield
+        finally:
+            self._written.drain()
 
-    def layer_written(self) -> None:
-        """See `Device`."""
-        self.num_layers_written += 1
+    def when_written(self, tell: Callable[[], None]) -> None:
+        """See `Device`; told by another thread, as by a card."""
+        self._written.when(self._await_kernels, tell)
 
     def free_bytes(self) -> int | None:
         """See `Device`."""

@@ -56,8 +56,11 @@ class Device(Protocol):
         """Compute inside: what was started on the device is done when the context ends."""
         ...
 
-    def layer_written(self) -> None:
-        """From now on, what other threads start on the device sees what was computed so far."""
+    def when_written(self, tell: Callable[[], None]) -> None:
+        """Have `tell` called once all that was started so far is done; called in `computing`.
+
+        It is called before `computing` ends, in order, in this thread or in another.
+        """
         ...
 
     def free_bytes(self) -> int | None:

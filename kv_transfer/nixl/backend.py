@@ -40,16 +40,17 @@ import torch
 from core.errors import ConfigError, PeerLost
 from core.link import PieceId, Span
 from kv_transfer.backend import BackendKind, Offer
+from kv_transfer.cuda.device_pages import Pages, pages_of
+from kv_transfer.cuda.lane import Lane
 from kv_transfer.lifeline import Lifeline, LifelineServer
 from kv_transfer.nixl.agent import Agent, Transfer, load
 from kv_transfer.nixl.descriptors import PageTable, runs_of
-from kv_transfer.pages import Pages, pages_of
+from kv_transfer.patience import is_done_within
 
 MAX_PIECE_BYTES = 4 * 1024 * 1024
 WRITE_TIMEOUT_S = 10.0
-SHORTEST_SLEEP_S = 20e-6
-LONGEST_SLEEP_S = 1e-3
 END_THREAD = "nixl-end"
+END_SLEEP_S = 10e-3
 
 
 class NixlBackend:
@@ -74,7 +75,8 @@ class NixlBackend:
 
     def offer(self, link_id: str, cache_L2NSKD: torch.Tensor) -> tuple[Offer, "NixlReceiver"]:
         """A new link into `cache_L2NSKD`; takes some 50 ms for the agent."""
-        agent = Agent(cache_L2NSKD)
+        with Lane(cache_L2NSKD.device).working():  # UCX takes the current card's context
+            agent = Agent(cache_L2NSKD)
         lifeline = LifelineServer(self._host)
         parameters = {
             "metadata": base64.b64encode(agent.metadata).decode("ascii"),
@@ -105,6 +107,7 @@ class NixlReceiver:
         self._link_id = link_id
         self._agent = agent
         self._lifeline = lifeline
+        self._lane = Lane(cache_L2NSKD.device)
         self._pages: Pages | None = pages_of(cache_L2NSKD)
         self._has_no_agent = False
 
@@ -120,7 +123,8 @@ class NixlReceiver:
         pages = self._pages
         if pages is None:
             raise PeerLost(self._link_id, "the link is closed")
-        return 0 if target_block_ids is None else pages.checksum(span, target_block_ids)
+        with self._lane.working():
+            return 0 if target_block_ids is None else pages.checksum(span, target_block_ids)
 
     def is_writer_gone(self) -> bool:
         """True once the agent is destroyed and the sender is gone; see the module's docstring."""
@@ -149,6 +153,7 @@ class NixlSender:
     def __init__(self, offer: Offer, cache_L2NSKD: torch.Tensor, timeout_s: float) -> None:
         load()
         parameters = offer.parameters
+        self._lane = Lane(cache_L2NSKD.device)
         self._pages = pages_of(cache_L2NSKD)
         self._peer = parameters["lifeline_host"]
         self._lock = threading.Lock()
@@ -160,7 +165,8 @@ class NixlSender:
             raise PeerLost(self._peer, f"it did not let the link in: {error}") from error
         self._agent: Agent | None = None
         try:
-            self._agent = agent = Agent(cache_L2NSKD)
+            with self._lane.working():
+                self._agent = agent = Agent(cache_L2NSKD)
             self._peer_agent = agent.join(base64.b64decode(parameters["metadata"]))
             self._lifeline.say_built()
         except (ConfigError, PeerLost):
@@ -205,15 +211,16 @@ class NixlSender:
         with self._lock:
             if self._is_closed or self._agent is None or self._lifeline.has_ended():
                 raise PeerLost(self._peer, f"the link was closed before {piece_id}")
-            # First: on a CUDA device this also waits for the kernels that fill the source.
-            checksum = self._pages.checksum(span, source_block_ids)
             runs = runs_of(source_block_ids, target_block_ids)
-            self._transfer = self._agent.start_write(
-                self._source.rows(span, runs.sources, runs.lengths),
-                self._target.rows(span, runs.targets, runs.lengths),
-                peer=self._peer_agent,
-                memory_kind=self._memory_kind,
-            )
+            with self._lane.working():
+                # First: on a card this also waits for what this thread has put into the source.
+                checksum = self._pages.checksum(span, source_block_ids)
+                self._transfer = self._agent.start_write(
+                    self._source.rows(span, runs.sources, runs.lengths),
+                    self._target.rows(span, runs.targets, runs.lengths),
+                    peer=self._peer_agent,
+                    memory_kind=self._memory_kind,
+                )
             self._wait(self._transfer, piece_id)
             return checksum
 
@@ -229,13 +236,8 @@ class NixlSender:
             threading.Thread(target=self._end, name=END_THREAD, daemon=True).start()
 
     def _wait(self, transfer: Transfer, piece_id: PieceId) -> None:
-        until_s = time.monotonic() + WRITE_TIMEOUT_S
-        sleep_s = SHORTEST_SLEEP_S
-        while not transfer.poll():
-            if time.monotonic() > until_s:
-                raise PeerLost(self._peer, f"{piece_id} did not arrive in {WRITE_TIMEOUT_S} s")
-            time.sleep(sleep_s)
-            sleep_s = min(2 * sleep_s, LONGEST_SLEEP_S)
+        if not is_done_within(transfer.poll, WRITE_TIMEOUT_S):
+            raise PeerLost(self._peer, f"{piece_id} did not arrive in {WRITE_TIMEOUT_S} s")
         if transfer.failure is not None:
             raise transfer.failure
 
@@ -261,7 +263,7 @@ class NixlSender:
                     self._transfer.poll()
             if self._try_end():
                 return
-            time.sleep(10 * LONGEST_SLEEP_S)
+            time.sleep(END_SLEEP_S)
 
 
 def connect(offer: Offer, cache_L2NSKD: torch.Tensor, timeout_s: float) -> NixlSender:

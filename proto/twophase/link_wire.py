@@ -143,6 +143,8 @@ def _open_to_wire(message: link.OpenLink) -> pb.OpenLink:
         device=message.device,
         has_nixl=message.has_nixl,
         has_rdma=message.has_rdma,
+        card=message.card,
+        reachable_cards=message.reachable_cards,
     )
 
 
@@ -157,6 +159,8 @@ def _open_from_wire(message: pb.OpenLink) -> link.OpenLink:
         device=message.device,
         has_nixl=message.has_nixl,
         has_rdma=message.has_rdma,
+        card=message.card,
+        reachable_cards=tuple(message.reachable_cards),
     )
 
 

@@ -5,7 +5,7 @@ import pytest
 from core.layout import Dtype
 from engine.runner import Runner
 from tests.cases.one_process import one_process
-from tests.contract.conftest import NIXL
+from tests.contract.kinds import NIXL
 from tests.engine_loop import generate
 from tests.tiny_model import write_tiny_model
 

@@ -2,33 +2,20 @@
 
 import multiprocessing
 import time
+from dataclasses import replace
 
 import pytest
 import torch
 
-from kv_transfer.memory import MemoryBackend
-from kv_transfer.nixl.agent import INSTALL_HINT, is_installed
-from kv_transfer.nixl.backend import NixlBackend
-from kv_transfer.shm import ShmBackend
-from kv_transfer.torch_backend import TorchBackend
+from tests.contract.kinds import SOON_S, Named
 from tests.contract.peer import NO_FAULTS, Commands, Peer, random_cache
 
 NUM_SOURCE_BLOCKS, NUM_TARGET_BLOCKS = 10, 14
 SEED = 3
-SOON_S = 10.0
-NIXL = pytest.param("nixl", marks=pytest.mark.skipif(not is_installed(), reason=INSTALL_HINT))
 
 
 def make_backend(kind, take_timeout_s=SOON_S):
-    if kind == "memory":
-        return MemoryBackend(take_timeout_s=0.2)
-    if kind == "shm":
-        return ShmBackend()
-    if kind == "nixl":
-        return NixlBackend(host="127.0.0.1")
-    return TorchBackend(
-        host="127.0.0.1", slot_bytes=64 * 1024, num_slots=4, take_timeout_s=take_timeout_s
-    )
+    return Named(kind, take_timeout_s)
 
 
 class MemorySide(Commands):
@@ -37,7 +24,9 @@ class MemorySide(Commands):
     def __init__(self, backend):
         self.stream, theirs = multiprocessing.Pipe()
         super().__init__(theirs)
-        self._connect = backend.connect
+        self._connect = lambda offer, *rest: backend.connect(
+            replace(offer, kind=backend.kind), *rest
+        )
 
     def close(self):
         super().close()
@@ -64,6 +53,7 @@ class Link:
         self.backend = make_backend(kind, take_timeout_s)
         storage = self.backend.allocate(blank.nbytes)
         self.cache = storage.view(dtype).view(blank.shape)
+        self.source = self.source.to(self.cache.device)
         offer, self.receiver = self.backend.offer(name, self.cache)
         self.peer = MemorySide(self.backend) if kind == "memory" else peer
         arguments = (offer, dtype, SEED, NUM_SOURCE_BLOCKS, 10.0, plan)

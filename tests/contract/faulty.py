@@ -21,7 +21,7 @@ import torch
 from core.errors import PeerLost
 from core.link import LinkDown, LinkUp, Piece, PieceId, Span
 from kv_transfer.backend import Offer, Receiver, ReceiverBackend, Sender
-from kv_transfer.pages import pages_of
+from kv_transfer.cuda.device_pages import pages_of
 
 Result = TypeVar("Result")
 Connect = Callable[[Offer, torch.Tensor, float], Sender]

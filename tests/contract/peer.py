@@ -7,10 +7,9 @@ from multiprocessing.connection import Connection
 
 import torch
 
-from kv_transfer.backend import BackendKind
-from kv_transfer.connection import connect, open_backend
 from tests.contract.faulty import FaultPlan, faulty_connect
 from tests.contract.handoff_ends import PrefillEnd
+from tests.contract.kinds import Named, connect_named
 
 NUM_LAYERS, BLOCK_SIZE, NUM_KV_HEADS, HEAD_DIM = 3, 4, 2, 8
 NO_FAULTS = FaultPlan()
@@ -30,7 +29,7 @@ class Commands:
 
     def __init__(self, stream):
         self._stream = stream
-        self._connect = connect
+        self._connect = connect_named
         self._sender = None
         self._handoff = None
         self._backend = None
@@ -68,7 +67,7 @@ class Commands:
             self._sender = None
 
     def offer(self, kind):
-        self._backend = open_backend(BackendKind(kind), host="127.0.0.1")
+        self._backend = Named(kind, 10.0)
         cache = random_cache(torch.float32, seed=0, num_blocks=8)
         storage = self._backend.allocate(cache.nbytes)
         target = storage.view(cache.dtype).view(cache.shape)

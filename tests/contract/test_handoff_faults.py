@@ -13,9 +13,10 @@ import torch
 
 from core.link import AbortAck, Seal
 from kv_transfer.inbound import InboundState
-from tests.contract.conftest import NIXL, Link, wait_until
+from tests.contract.conftest import Link, wait_until
 from tests.contract.faulty import Fault, FaultKind, FaultPlan, Step
 from tests.contract.handoff_ends import DecodeEnd, drain, reservation_of
+from tests.contract.kinds import NIXL
 from tests.contract.peer import NO_FAULTS, Peer
 
 SOURCE_IDS, TARGET_IDS = (7, 2, 3, 9), (5, 11, 12, 0)

@@ -10,7 +10,8 @@ from core.errors import PeerLost
 from core.link import PieceId, Span
 from kv_transfer.pages import HostPages
 from kv_transfer.torch_backend import TorchBackend
-from tests.contract.conftest import SEED, SOON_S, wait_until
+from tests.contract.conftest import SEED, wait_until
+from tests.contract.kinds import SOON_S
 from tests.contract.peer import random_cache
 
 # A row of so many blocks is long enough for a message of its own.

@@ -11,8 +11,9 @@ from core.link import PieceId, Span
 from kv_transfer.inbound import InboundState
 from kv_transfer.nixl import backend as nixl_backend
 from kv_transfer.nixl.agent import INSTALL_HINT, is_installed
-from tests.contract.conftest import SEED, SOON_S, Link, wait_until
+from tests.contract.conftest import SEED, Link, wait_until
 from tests.contract.handoff_ends import DecodeEnd, reservation_of
+from tests.contract.kinds import SOON_S
 from tests.contract.peer import Peer, random_cache
 
 pytestmark = pytest.mark.skipif(not is_installed(), reason=INSTALL_HINT)

@@ -4,6 +4,8 @@ On the card's double everywhere, and on the card itself where there is one.
 """
 
 import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -17,6 +19,7 @@ from engine.batch import SequenceStep
 from engine.block_pool import BlockPool
 from engine.device import HostDevice, open_device
 from engine.device.double import CardDouble
+from engine.parallel import SingleRank
 from engine.runner import Runner
 from tests.engine_loop import generate
 from tests.tiny_model import write_tiny_model
@@ -138,16 +141,45 @@ def test_the_cache_takes_what_is_free(directory):
         card_runner(directory, "sdpa", device=CardDouble(), kv_cache_bytes=1 << 30)
 
 
-def test_layers_are_made_visible_before_the_hook_hears_of_them(directory):
+def test_a_layer_is_told_when_the_card_has_written_it_and_not_when_it_is_enqueued(directory):
+    kernels_are_done = threading.Event()
+    waits, seen = [], []
+
+    def await_kernels():
+        waits.append(kernels_are_done.wait(10.0))
+
+    runner = card_runner(directory, "sdpa", device=CardDouble(await_kernels=await_kernels))
+    with ThreadPoolExecutor(1) as device_thread:
+        step = device_thread.submit(
+            runner.step, [SequenceStep([1, 2, 3], 0, [0], SamplingParams())], seen.append
+        )
+        # 1 every layer is enqueued, and nobody is told before the card is done with it
+        with pytest.raises(TimeoutError):
+            step.result(0.2)
+        assert (waits, seen) == ([], [])
+        # 2 everybody is told, in order, before the step is over
+        kernels_are_done.set()
+        step.result(10.0)
+        assert (waits, seen) == ([True] * 4, [0, 1, 2, 3])
+
+
+class HalfOfTwo(SingleRank):
+    """Rank 0 of two, as if the other one answered with zeros."""
+
+    size = 2
+
+    def gather(self, shard_BV):
+        return torch.cat([shard_BV, torch.zeros_like(shard_BV)], dim=-1)
+
+
+def test_several_ranks_decode_step_by_step_and_the_status_says_why(directory):
     card = CardDouble()
-    runner = card_runner(directory, "sdpa", device=card)
-    card.num_layers_written = 0
-    seen = []
-    runner.step(
-        [SequenceStep([1, 2, 3], 0, [0], SamplingParams())],
-        lambda index: seen.append((index, card.num_layers_written)),
+    runner = card_runner(directory, "sdpa", device=card, parallel=HalfOfTwo())
+    assert runner.kernels.endswith(
+        "; decode step by step: graphs are for one rank, this worker has 2"
     )
-    assert seen == [(i, i + 1) for i in range(4)]
+    assert card.graphs.num_captured == 0
+    assert runner.cache.num_blocks == runner.num_blocks
 
 
 def test_the_largest_step_is_tried_at_the_start(directory):

@@ -411,7 +411,7 @@ class TransferGranted(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class OpenLink(_message.Message):
-    __slots__ = ("prefill_worker", "incarnation", "decode_incarnation", "layout", "backend", "host_id", "device", "has_nixl", "has_rdma")
+    __slots__ = ("prefill_worker", "incarnation", "decode_incarnation", "layout", "backend", "host_id", "device", "has_nixl", "has_rdma", "card", "reachable_cards")
     PREFILL_WORKER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     DECODE_INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -421,6 +421,8 @@ class OpenLink(_message.Message):
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     HAS_NIXL_FIELD_NUMBER: _ClassVar[int]
     HAS_RDMA_FIELD_NUMBER: _ClassVar[int]
+    CARD_FIELD_NUMBER: _ClassVar[int]
+    REACHABLE_CARDS_FIELD_NUMBER: _ClassVar[int]
     prefill_worker: str
     incarnation: str
     decode_incarnation: str
@@ -430,7 +432,9 @@ class OpenLink(_message.Message):
     device: str
     has_nixl: bool
     has_rdma: bool
-    def __init__(self, prefill_worker: _Optional[str] = ..., incarnation: _Optional[str] = ..., decode_incarnation: _Optional[str] = ..., layout: _Optional[_Union[Layout, _Mapping]] = ..., backend: _Optional[str] = ..., host_id: _Optional[str] = ..., device: _Optional[str] = ..., has_nixl: _Optional[bool] = ..., has_rdma: _Optional[bool] = ...) -> None: ...
+    card: str
+    reachable_cards: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, prefill_worker: _Optional[str] = ..., incarnation: _Optional[str] = ..., decode_incarnation: _Optional[str] = ..., layout: _Optional[_Union[Layout, _Mapping]] = ..., backend: _Optional[str] = ..., host_id: _Optional[str] = ..., device: _Optional[str] = ..., has_nixl: _Optional[bool] = ..., has_rdma: _Optional[bool] = ..., card: _Optional[str] = ..., reachable_cards: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class LinkOpened(_message.Message):
     __slots__ = ("kind", "reason", "parameters", "layout", "num_blocks")

@@ -161,7 +161,7 @@ def test_an_unknown_key_is_refused_with_the_nearest_known_one(override, path, su
         (
             "transfer.backend=rdma",
             "transfer.backend",
-            "'auto', 'shm', 'torch' or 'nixl' (got 'rdma')",
+            "'auto', 'shm', 'ipc', 'torch' or 'nixl' (got 'rdma')",
         ),
         ("transfer.piece=1", "transfer.piece", "(got 1)"),
         ("transfer.connect_timeout_s=0", "transfer.connect_timeout_s", "(got 0)"),

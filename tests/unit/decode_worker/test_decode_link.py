@@ -14,8 +14,9 @@ from core.errors import ConfigError, LayoutMismatch, PeerLost, TransferFailed, T
 from core.layout import Dtype
 from core.link import Begin, LinkOpened, LinkRefused, OpenLink, PieceAck
 from core.worker import RequestFailed
+from decode_worker import link as decode_link
 from decode_worker.link import LinkServer
-from kv_transfer.backend import BackendKind, Offer
+from kv_transfer.backend import BackendKind, Endpoint, Offer
 from kv_transfer.inbound import FENCE_TIMEOUT_S
 from kv_transfer.shm import host_id
 from tests.unit.decode_worker.driver import LAYOUT, World, assert_nothing_is_left, make_request
@@ -104,6 +105,41 @@ async def test_a_link_that_cannot_be_is_refused_with_the_reason(change, kind):
     assert isinstance(refused, LinkRefused)
     assert isinstance(refused.error, kind)
     assert world.server.statuses == ()
+
+
+ON_CARD = dataclasses.replace(OPEN, device="cuda:1", card="b", reachable_cards=("a", "b"))
+
+
+class OnCard:
+    """A cache of which only the device is looked at."""
+
+    device = torch.device("cuda", 0)
+
+
+@pytest.fixture
+def card_world(monkeypatch):
+    """A decode worker whose cache lies on card a."""
+    here = Endpoint(host_id(), "cuda:0", card="a", reachable_cards=("a",))
+    monkeypatch.setattr(decode_link, "local_endpoint", lambda cache: here)
+    world = LinkWorld()
+    world.server._cache_L2NSKD = OnCard()
+    return world
+
+
+async def test_a_link_between_ranks_on_cards_is_refused_with_both_sizes(card_world):
+    layout = dataclasses.replace(LAYOUT, tensor_parallel_size=2)
+    await card_world.open(dataclasses.replace(ON_CARD, layout=layout))
+    (refused,) = card_world.said
+    assert isinstance(refused.error, ConfigError)
+    assert "ipc on cards reaches only rank 0's cache; there are 2 ranks at prefill-0" in str(
+        refused.error
+    )
+
+
+async def test_a_link_from_a_cpu_into_a_card_is_refused(card_world):
+    await card_world.open()
+    (refused,) = card_world.said
+    assert "one cache lies on cpu, the other on cuda:0" in str(refused.error)
 
 
 @pytest.mark.parametrize("change", [{"block_size": 8}, {"tensor_parallel_size": 2}])

@@ -86,6 +86,12 @@ def test_graphs_can_be_left_out():
             "prefill.tensor_parallel",
             "cannot be handed over",
         ),
+        (["transfer.backend=ipc"], "transfer.backend", "ipc joins no workers on cpu"),
+        (
+            ["engine.device=cuda", "transfer.backend=shm"],
+            "transfer.backend",
+            "shm joins no workers on cuda",
+        ),
         (["engine.device=rocm"], "engine.device", "got 'rocm'"),
     ],
 )

@@ -11,7 +11,17 @@ from kv_transfer.backend import BackendKind, Endpoint, Offer, choose_backend
 from kv_transfer.connection import connect, has_rdma, local_endpoint, open_backend
 
 CPU_A, CPU_B = Endpoint("host-a", "cpu"), Endpoint("host-b", "cpu")
-CUDA_A = Endpoint("host-a", "cuda:0")
+
+
+def card(name, host="host-a", reaches=(), has_nixl=False, **facts):
+    """A worker on a card that reaches itself and these others."""
+    reachable = (name, *reaches)
+    return Endpoint(
+        host, "cuda:0", has_nixl=has_nixl, card=name, reachable_cards=reachable, **facts
+    )
+
+
+CARD_0, CARD_1 = "uuid-0/ipc:1", "uuid-1/ipc:1"
 
 
 def with_nixl(host, device="cpu", has_rdma=False):
@@ -33,9 +43,10 @@ def test_auto_takes_shared_memory_between_two_cpu_workers_of_one_host():
         (with_nixl("a"), with_nixl("b"), "different hosts"),
         (with_nixl("a", has_rdma=True), with_nixl("b"), "different hosts"),
         (Endpoint("a", "cpu", has_rdma=True), Endpoint("b", "cpu", has_rdma=True), "not installed"),
-        (CUDA_A, CUDA_A, "not installed at prefill and decode"),
-        (with_nixl("host-a", "cuda:1"), CUDA_A, "not installed at decode"),
-        (with_nixl("a", "cuda:0"), with_nixl("a"), "one of them on CUDA"),
+        (card(CARD_0), card(CARD_1), "without peer access"),
+        (card(CARD_0), card(CARD_1), "not installed at prefill and decode"),
+        (card(CARD_0, has_nixl=True), card(CARD_1), "not installed at decode"),
+        (card(CARD_0), card("uuid-9/ipc:1", "host-b"), "different hosts"),
     ],
 )
 def test_auto_takes_torch_where_nothing_faster_reaches_and_says_why(prefill, decode, why):
@@ -49,18 +60,66 @@ def test_auto_takes_torch_where_nothing_faster_reaches_and_says_why(prefill, dec
     ("prefill", "decode", "why"),
     [
         (with_nixl("a", has_rdma=True), with_nixl("b", has_rdma=True), "RDMA"),
-        (with_nixl("a", "cuda:0", True), with_nixl("b", "cuda:0", True), "RDMA"),
-        (with_nixl("a", "cuda:0"), with_nixl("a", "cuda:1"), "CUDA IPC"),
-        (with_nixl("a", "cuda:0"), with_nixl("a", "cuda:0"), "CUDA IPC"),
+        (
+            card(CARD_0, has_nixl=True, has_rdma=True),
+            card(CARD_1, "host-b", has_nixl=True, has_rdma=True),
+            "RDMA",
+        ),
+        (card(CARD_0, has_nixl=True), card(CARD_1, has_nixl=True), "without peer access"),
+        (card(CARD_0, has_nixl=True), card("uuid-0/ipc:2", has_nixl=True), "on one card"),
     ],
 )
-def test_auto_takes_nixl_over_rdma_and_between_cuda_caches_of_one_host(prefill, decode, why):
+def test_auto_takes_nixl_over_rdma_and_between_cards_that_do_not_reach_each_other(
+    prefill, decode, why
+):
     choice = choose_backend("auto", prefill=prefill, decode=decode)
     assert choice.kind is BackendKind.NIXL
     assert why in choice.why
 
 
+@pytest.mark.parametrize(
+    ("prefill", "decode", "why"),
+    [
+        (card(CARD_0), card(CARD_0), "on one card"),
+        (card(CARD_0, has_nixl=True), card(CARD_0, has_nixl=True), "on one card"),
+        (card(CARD_0, reaches=[CARD_1]), card(CARD_1), "with peer access"),
+        # the writer's way counts: prefill writes
+        (card(CARD_0, reaches=[CARD_1], has_nixl=True), card(CARD_1, has_nixl=True), "peer access"),
+    ],
+)
+def test_auto_writes_in_place_between_cards_that_reach_each_other(prefill, decode, why):
+    choice = choose_backend("auto", prefill=prefill, decode=decode)
+    assert choice.kind is BackendKind.IPC
+    assert why in choice.why
+
+
+def test_two_workers_of_one_card_never_get_nccl():
+    one, elsewhere = card(CARD_0), card("uuid-0/ipc:2")
+    for decode in (one, elsewhere):
+        with pytest.raises(ConfigError, match="NCCL joins no two ranks there"):
+            choose_backend("torch", prefill=one, decode=decode)
+    with pytest.raises(ConfigError, match=r"--ipc=host.*NCCL.*nixl is not installed at prefill"):
+        choose_backend("auto", prefill=one, decode=elsewhere)
+    assert choose_backend("torch", prefill=one, decode=card(CARD_1)).kind is BackendKind.TORCH
+
+
+@pytest.mark.parametrize(
+    "decode", [card(CARD_1), card(CARD_0, "host-b"), card("uuid-0/ipc:2")], ids=str
+)
+def test_ipc_is_refused_where_prefill_cannot_map_the_cache(decode):
+    with pytest.raises(ConfigError, match=f"cannot map the memory of decode's card {decode.card}"):
+        choose_backend("ipc", prefill=card(CARD_0), decode=decode)
+
+
+@pytest.mark.parametrize("configured", ["auto", "shm", "ipc", "torch", "nixl"])
+def test_a_cpu_and_a_card_are_never_joined(configured):
+    for pair in ((CPU_A, card(CARD_0)), (card(CARD_0), CPU_A)):
+        with pytest.raises(ConfigError, match="between a CPU and a card"):
+            choose_backend(configured, prefill=pair[0], decode=pair[1])
+
+
 def test_a_configured_backend_is_taken_where_it_works():
+    assert choose_backend("ipc", prefill=card(CARD_0), decode=card(CARD_0)).kind is BackendKind.IPC
     assert choose_backend("torch", prefill=CPU_A, decode=CPU_A).kind is BackendKind.TORCH
     assert choose_backend("shm", prefill=CPU_A, decode=CPU_A).kind is BackendKind.SHM
     pair = {"prefill": with_nixl("a"), "decode": with_nixl("b")}
@@ -79,7 +138,7 @@ def test_nixl_without_the_extra_is_refused_with_its_name_and_the_end_that_lacks_
 
 @pytest.mark.parametrize("name", ["gloo", "memory", ""])
 def test_an_unknown_backend_is_refused_with_its_name(name):
-    with pytest.raises(ConfigError, match="auto, shm, torch, nixl"):
+    with pytest.raises(ConfigError, match="auto, shm, ipc, torch, nixl"):
         choose_backend(name, prefill=CPU_A, decode=CPU_A)
 
 

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from core.link import Span
 from kv_transfer import pages
-from kv_transfer.pages import DevicePages, HostPages, tensor_checksum
+from kv_transfer.cuda.device_pages import DevicePages, checksum_factors, tensor_checksum
+from kv_transfer.pages import HostPages
 from kv_transfer.streaming import LINE_BYTES, stream_pages
 
 NUM_LAYERS, NUM_BLOCKS = 3, 12
@@ -141,11 +142,30 @@ def test_the_device_checksum_sees_every_flipped_bit(data, position, bit):
     words = torch.from_numpy(np.frombuffer(data[: len(data) // 8 * 8], dtype=np.uint8).copy())
     flipped = words.clone()
     flipped[position % len(words)] ^= 1 << bit
-    assert tensor_checksum(words) != tensor_checksum(flipped)
+    factors = checksum_factors(len(words) // 8, words.device)
+    assert tensor_checksum(words, factors) != tensor_checksum(flipped, factors)
 
 
 def test_the_device_checksum_sees_swapped_pages():
     first, second = torch.full((64,), 1, dtype=torch.uint8), torch.full((64,), 2, dtype=torch.uint8)
-    assert tensor_checksum(torch.cat((first, second))) != tensor_checksum(
-        torch.cat((second, first))
+    factors = checksum_factors(16, first.device)
+    assert tensor_checksum(torch.cat((first, second)), factors) != tensor_checksum(
+        torch.cat((second, first)), factors
     )
+
+
+def test_the_device_code_copies_from_cache_to_cache_and_hashes_alike_whatever_it_hashed_before():
+    source, span = random_cache(torch.bfloat16), Span(1, 2, 0, 3)
+    target, pages_ = torch.zeros_like(source), DevicePages(source)
+    sums = [pages_.checksum(Span(0, 3, 0, n), [*range(n)]) for n in (1, 7, 2)]
+    assert sums == [DevicePages(source).checksum(Span(0, 3, 0, n), [*range(n)]) for n in (1, 7, 2)]
+    sent = pages_.copy_to(DevicePages(target), span, [3, 9, 4], [1, 0, 7])
+    assert sent == DevicePages(target).checksum(span, [1, 0, 7])
+    assert torch.equal(target[1:, :, [1, 0, 7]], source[1:, :, [3, 9, 4]])
+    assert not target[0].any() and not target[:, :, [2, 3, 4, 5, 6, 8, 9, 10, 11]].any()
+
+
+@pytest.mark.parametrize("block_ids", [[-1, 0], [3, NUM_BLOCKS]])
+def test_the_device_code_refuses_blocks_that_the_cache_does_not_have(block_ids):
+    with pytest.raises(IndexError, match=f"of {NUM_BLOCKS}"):
+        DevicePages(random_cache(torch.float32)).checksum(Span(0, 1, 0, 2), block_ids)

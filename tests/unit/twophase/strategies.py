@@ -344,6 +344,8 @@ ups = st.one_of(
         device=texts,
         has_nixl=st.booleans(),
         has_rdma=st.booleans(),
+        card=texts,
+        reachable_cards=st.lists(texts, max_size=3).map(tuple),
     ),
     fields(link.Begin, request_id=request_ids, epoch=wides),
     fields(
