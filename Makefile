@@ -8,7 +8,7 @@ PROTOS := $(wildcard proto/twophase/v1/*.proto)
 PACKAGES := core engine kv_transfer prefill_worker decode_worker router deploy bench proto/twophase
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test check proto format model parity clean \
+.PHONY: help demo serve test test-slow check proto format model parity clean \
 	fuzz chaos bench-engine bench-cancel bench-frontdoor bench-interference bench-recovery \
 	bench-transfer
 
@@ -36,6 +36,9 @@ serve: $(STAMP)  ## The same, but stay up (gRPC on 127.0.0.1:8100, HTTP on 8000)
 
 test: $(DEV)  ## Run the whole test suite
 	$(BIN)/python -m pytest --numprocesses=2 --dist=loadfile
+
+test-slow: $(DEV)  ## Run the tests that the suite leaves out: two Ray nodes
+	$(BIN)/python -m pytest -m slow
 
 check: $(DEV)  ## Format, lint, types, layers, generated code, sizes
 	$(BIN)/ruff format --check .
