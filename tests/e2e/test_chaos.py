@@ -17,6 +17,7 @@ SETUP = (
 )
 
 
+@pytest.mark.case("B-049")
 @pytest.mark.timeout(120)
 def test_no_stream_is_lost_or_changed_while_workers_are_killed_and_paused(
     tiny_model_directory: Path,

@@ -47,17 +47,18 @@ def cluster(tiny_model_directory: Path, start_cluster: StartCluster) -> LocalClu
 
 @pytest.fixture(scope="module")
 def second(cluster: LocalCluster) -> Iterator[Child]:
-    with another_router(cluster, "second") as router:
+    # The disk that its log goes to is full: that is no reason to serve nobody.
+    with another_router(cluster, "second", Path("/dev/full")) as router:
         yield router
 
 
 @contextmanager
-def another_router(cluster: LocalCluster, name: str) -> Iterator[Child]:
+def another_router(cluster: LocalCluster, name: str, log: Path) -> Iterator[Child]:
     """A router of the workers of `cluster`."""
     named = [cluster.children[worker].address for worker in ("decode-0", "prefill-0")]
     config = cluster.log_directory / "cluster.yaml"
     words = [f"--config={config}", "router.port=0", f"router.workers=[{','.join(named)}]"]
-    router = Child(name, "router", words, cluster.log_directory / f"{name}.log")
+    router = Child(name, "router", words, log)
     try:
         router.wait_until_up()
         yield router
@@ -164,7 +165,7 @@ def test_streams_go_on_at_the_other_router_when_theirs_is_killed(cluster: LocalC
         return streams
 
     expected = asyncio.run(run([cluster.address]))
-    with another_router(cluster, "victim") as victim:
+    with another_router(cluster, "victim", cluster.log_directory / "victim.log") as victim:
         addresses = [victim.address, cluster.address]
         streams = asyncio.run(run(addresses, victim))
     assert [stream.token_ids for stream in streams] == [stream.token_ids for stream in expected]

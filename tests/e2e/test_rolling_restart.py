@@ -113,6 +113,7 @@ def test_no_stream_fails_while_every_worker_is_restarted(
     asyncio.run(assert_nothing_left(cluster.address))
 
 
+@pytest.mark.case("B-060")
 @pytest.mark.timeout(180)
 def test_a_killed_and_a_stopped_worker_are_replaced(
     cluster: LocalCluster, expected: dict[int, list[int]], caplog: pytest.LogCaptureFixture
