@@ -9,7 +9,8 @@ PACKAGES := core engine kv_transfer prefill_worker decode_worker router deploy b
 
 .DEFAULT_GOAL := help
 .PHONY: help demo serve test test-thorough check proto format model parity clean \
-	fuzz bench-engine bench-cancel bench-frontdoor bench-interference bench-transfer
+	fuzz chaos bench-engine bench-cancel bench-frontdoor bench-interference bench-recovery \
+	bench-transfer
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -64,6 +65,9 @@ bench-engine: $(DEV)  ## One core: prefill and decode beside transformers and th
 fuzz: $(DEV)  ## 5,000 random gRPC messages and as many HTTP requests, beside running streams
 	$(BIN)/python -m pytest tests/fuzz -q -s --timeout 3000 --num-fuzz-requests 5000
 
+chaos: $(STAMP)  ## Ten minutes of streams while their workers are killed and paused
+	@$(BIN)/twophase chaos deploy/examples/chaos.yaml chaos.duration_s=600
+
 bench-frontdoor: $(DEV)  ## What one core of router sustains and adds; engines answer at once
 	$(BIN)/python -m bench.frontdoor
 
@@ -72,6 +76,9 @@ bench-cancel: $(DEV)  ## How soon both phases stop when a client goes away
 
 bench-interference: $(DEV)  ## What a long prompt does to running streams, in each mode
 	$(BIN)/python -m bench.interference
+
+bench-recovery: $(DEV)  ## How long streams stand still when their decode worker is killed
+	$(BIN)/python -m bench.recovery
 
 bench-transfer: $(DEV)  ## Each KV transport beside a plain copy of the same bytes
 	$(BIN)/python -m bench.transfer

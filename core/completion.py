@@ -33,13 +33,15 @@ class Completion:
 class Chunk:
     """One message of an answer; `completion` comes with the last one only.
 
-    logprobs, when they were asked for, has one entry for each of token_ids.
+    logprobs, when they were asked for, has one entry for each of token_ids. seed, the one in force,
+    comes with the first message of a stream only.
     """
 
     text: str
     token_ids: tuple[int, ...]
     completion: Completion | None = None
     logprobs: tuple[Logprobs, ...] = ()
+    seed: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, Self
 import yaml
 from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationError, model_validator
 
+from core.chaos import ChaosConfig
 from core.errors import ConfigError
 from core.layout import Dtype
 from core.security import SecurityConfig
@@ -225,6 +226,7 @@ class ClusterConfig(_Section):
     transfer: TransferConfig = TransferConfig()
     router: RouterConfig = RouterConfig()
     security: SecurityConfig = SecurityConfig()
+    chaos: ChaosConfig = ChaosConfig()
 
     def engine_of(self, pool: PoolConfig) -> EngineConfig:
         """The engine's settings with what this pool has of its own."""
@@ -345,6 +347,7 @@ def _known_keys(path: tuple[int | str, ...]) -> list[str]:
         "transfer": TransferConfig,
         "router": RouterConfig,
         "security": SecurityConfig,
+        "chaos": ChaosConfig,
     }
     section = sections[str(path[0])] if path else ClusterConfig
     return list(section.model_fields)

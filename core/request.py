@@ -8,7 +8,8 @@ The life of a request, as the router sees it::
 
 A request whose prompt is read at its decode worker skips TRANSFERRING; an answer that is complete
 with its first token goes from there to FINISHED. FAILED is left only for RESERVING, when other
-workers are tried. Whatever the request held is given back on entering FINISHED or FAILED, once.
+workers are tried; an answer that its client has already goes from RECEIVED to FINISHED. Whatever
+the request held is given back on entering FINISHED or FAILED, once.
 """
 
 import sys
@@ -38,9 +39,26 @@ PROBE_ID = "readiness-probe-"
 ATTEMPT_MARK = "~"
 
 
-def attempt_id(request_id: RequestId, attempt: int) -> RequestId:
-    """What workers call the `attempt`-th try of a request, from 1: its own id, then `id~2`, ..."""
-    return request_id if attempt == 1 else RequestId(f"{request_id}{ATTEMPT_MARK}{attempt}")
+def attempt_id(request_id: RequestId, attempt: int, mark: str = "") -> RequestId:
+    """What workers call the `attempt`-th try of a request, from 1: its own id, then `id~2`, ...
+
+    With a `mark`, which a resumed request has, `id~mark1`, `id~mark2`, ...
+    """
+    if attempt == 1 and not mark:
+        return request_id
+    return RequestId(f"{request_id}{ATTEMPT_MARK}{mark}{attempt}")
+
+
+@dataclass(frozen=True, slots=True)
+class Resumption:
+    """What a client has of an answer that another router began, in order; perhaps nothing yet.
+
+    mark keeps what workers call the tries of this router apart from those of the router before,
+    which they may still hold.
+    """
+
+    token_ids: tuple[int, ...]
+    mark: str
 
 
 def id_of_attempt(request_id: RequestId) -> RequestId:
@@ -193,7 +211,8 @@ class Request:
 
     deadline_s is monotonic seconds of the process that holds the object; on the wire it travels
     as the seconds that remain. The last num_resumed_tokens of the prompt were made by earlier
-    attempts: penalties count them as part of the answer.
+    attempts: penalties count them as part of the answer. resumption is set where the client goes on
+    with an answer; like the sender it concerns the router alone.
     """
 
     request_id: RequestId
@@ -202,6 +221,7 @@ class Request:
     deadline_s: float
     num_resumed_tokens: int = 0
     sender: Sender = Sender()
+    resumption: Resumption | None = None
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -227,8 +247,9 @@ class Request:
         Positions, and so seeded draws, stay as they were. At least one token must be missing.
         """
         num_missing = self.sampling.max_tokens - len(output_token_ids)
+        mark = "" if self.resumption is None else self.resumption.mark
         return Request(
-            request_id=attempt_id(self.request_id, attempt),
+            request_id=attempt_id(self.request_id, attempt, mark),
             prompt_token_ids=(*self.prompt_token_ids, *output_token_ids),
             sampling=replace(self.sampling, max_tokens=num_missing),
             deadline_s=self.deadline_s,
@@ -258,7 +279,9 @@ class RequestState(Enum):
 
 
 TRANSITIONS: dict[RequestState, frozenset[RequestState]] = {
-    RequestState.RECEIVED: frozenset({RequestState.ADMITTED, RequestState.FAILED}),
+    RequestState.RECEIVED: frozenset(
+        {RequestState.ADMITTED, RequestState.FINISHED, RequestState.FAILED}
+    ),
     RequestState.ADMITTED: frozenset({RequestState.RESERVING, RequestState.FAILED}),
     RequestState.RESERVING: frozenset({RequestState.PREFILLING, RequestState.FAILED}),
     RequestState.PREFILLING: frozenset(

@@ -51,14 +51,14 @@ app.command()(diagnose)
 out = Console()
 err = Console(stderr=True)
 
-Config = Annotated[Path | None, typer.Argument(help="The cluster's YAML; default: all defaults.")]
+Config = Annotated[str | None, typer.Argument(help="The cluster's YAML.")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="key=value, keys dotted.")]
 WithoutRay = Annotated[bool, typer.Option(help="Child processes instead of Ray actors.")]
 
 
 @app.command()
 def serve(
-    config: Annotated[str | None, typer.Argument(help="The cluster's YAML.")] = None,
+    config: Config = None,
     overrides: Overrides = None,
     without_ray: WithoutRay = False,
 ) -> None:
@@ -76,7 +76,7 @@ def serve(
 
 @app.command()
 def demo(
-    config: Annotated[str | None, typer.Argument(help="The cluster's YAML.")] = None,
+    config: Config = None,
     overrides: Overrides = None,
     without_ray: WithoutRay = False,
 ) -> None:
@@ -181,6 +181,16 @@ def doctor(address: Address = DEFAULT_ADDRESS) -> None:
         out.print(f"{escape(name)} does not answer: what it holds is not known", style="red")
     if num_orphans or status.silent_workers:
         raise typer.Exit(1)
+
+
+@app.command()
+def chaos(config: Config = None, overrides: Overrides = None) -> None:
+    """Start a cluster, kill and pause its workers under load; show what became of every stream."""
+    from deploy.chaos.command import chaos_run
+
+    cluster = _load(config, ["router.port=0", "router.http_port=null", *(overrides or [])])
+    directory = _served_name(cluster.model, _fetch(cluster.model))
+    raise typer.Exit(chaos_run(cluster.model_copy(update={"model": directory}), out))
 
 
 @model_app.command("fetch")

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from core.chaos import ChaosConfig
 from core.config import ClusterConfig, EngineConfig, PrefillConfig, TransferConfig
 from core.errors import ConfigError
 from core.request import WorkerName
@@ -23,6 +24,7 @@ class PrefillWorkerConfig:
     transfer: TransferConfig
     drain_s: float
     security: SecurityConfig = SecurityConfig()
+    chaos: ChaosConfig = ChaosConfig()
     cores: tuple[int, ...] | None = None
     gpus: tuple[int, ...] | None = None
 
@@ -43,6 +45,7 @@ class PrefillWorkerConfig:
             transfer=cluster.transfer,
             drain_s=cluster.router.drain_s,
             security=cluster.security,
+            chaos=cluster.chaos,
             cores=pool.cores_of(replica),
             gpus=pool.gpus_of(replica),
         )

@@ -6,6 +6,7 @@ Runs in the event loop; building a sender blocks, so it happens in a thread.
 import asyncio
 from dataclasses import dataclass
 
+from core.chaos import ChaosConfig
 from core.clock import Clock
 from core.config import TransferConfig
 from core.errors import LayoutMismatch, Overloaded, PeerLost, TransferFailed, TransferFailure
@@ -21,6 +22,7 @@ from kv_transfer.outbound import OutboundTransfer
 from kv_transfer.pages import view_as_pages
 from kv_transfer.plan import Reservation
 from kv_transfer.reshape import CacheShape, Reshape, require_reshapable
+from prefill_worker.bad_link import BadSender
 from prefill_worker.link import Handoff, Link, Way
 from twophase.credentials import Credentials
 from twophase.peer import Peer
@@ -48,12 +50,14 @@ class LinkPool:
         clock: Clock,
         *,
         credentials: Credentials = Credentials(),
+        chaos: ChaosConfig = ChaosConfig(),
     ) -> None:
         self._identity = identity
         self._cache = cache
         self._config = config
         self._clock = clock
         self._credentials = credentials
+        self._chaos = chaos
         self._links: dict[str, Link] = {}
         self._opening: dict[str, asyncio.Lock] = {}
         self._num_opening = 0
@@ -194,6 +198,10 @@ class LinkPool:
         )
 
     def _connect(self, opened: LinkOpened, reshape: Reshape) -> Sender:
+        sender = self._sender(opened, reshape)
+        return BadSender(sender, self._chaos) if self._chaos.is_link_bad else sender
+
+    def _sender(self, opened: LinkOpened, reshape: Reshape) -> Sender:
         offer, timeout_s = (
             Offer(opened.kind, dict(opened.parameters)),
             self._config.connect_timeout_s,

@@ -88,6 +88,7 @@ async def _serve(
         config.transfer,
         clock,
         credentials=internal_credentials(config.security),
+        chaos=config.chaos,
     ) as links:
         service = PrefillService(info, worker, runner, links, device=device, clock=clock)
         async with running_server(config.listen, access, stop_grace_s=STOP_GRACE_S) as server:

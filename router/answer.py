@@ -3,7 +3,8 @@
 Tokens come on two streams (the first from prefill, the others from decode), so one may overtake
 another: the log holds what may be delivered, `_early` what waits for its turn. Each token enters
 the log once. When a worker fails, the next attempt gets prompt and log, and counts its tokens from
-there; what waited in `_early` is computed again.
+there; what waited in `_early` is computed again. An answer that its client resumes begins with what
+the client has.
 
 Pure: facts and times in, what to deliver out.
 """
@@ -53,7 +54,8 @@ class Answer:
     """
 
     def __init__(self, request: Request, received_s: float, tokenize_s: float) -> None:
-        self.log: list[int] = []
+        has = () if request.resumption is None else request.resumption.token_ids
+        self.log: list[int] = list(has)
         self.request = request
         self.placement: Placement | None = None
         self.num_attempts = 0
@@ -63,7 +65,7 @@ class Answer:
         self._is_stopped = False
         self._num_resumed_tokens = 0
         self._is_prefill_lost = False
-        self._finish_reason: FinishReason | None = None
+        self._finish_reason = request.finish_reason(has[-1], len(has)) if has else None
         self._reservation: RemoteReservation | None = None
         self._prefill: PrefillReport | None = None
         self._transfer: TransferReport | None = None
@@ -92,7 +94,7 @@ class Answer:
         """Every token was delivered, and every report that will come is here."""
         if self._finish_reason is None or self._undelivered:
             return False
-        if self._is_stopped:
+        if self._is_stopped or self.num_attempts == 0:
             return True
         is_report_due = self._is_decoded_from_moved_kv and not self._is_prefill_lost
         return self._prefill is not None and not (is_report_due and self._transfer is None)
@@ -179,9 +181,13 @@ class Answer:
     def completion(self, now_s: float, failures: tuple[str, ...] = ()) -> Completion:
         """The closing record; `failures` are those of earlier attempts."""
         self._progress.move(RequestState.FINISHED)
-        if self.placement is None or self._finish_reason is None or self._prefill is None:
+        prefill = self._prefill
+        if self.num_attempts == 0:  # its client had all tokens
+            self._first_placed_s = self._placed_s = now_s
+            prefill = PrefillReport(0.0, 0.0, 0, 0)
+        if self._finish_reason is None or prefill is None:
             raise InvariantBroken(f"request {self.request.request_id} ended incomplete")
-        return self._record(self._finish_reason, self._prefill, now_s, failures)
+        return self._record(self._finish_reason, prefill, now_s, failures)
 
     def known(self, now_s: float) -> Completion:
         """The record of a request that fails now: what was delivered, phases as far as told."""

@@ -19,10 +19,11 @@ from dataclasses import dataclass, replace
 from core.clock import Clock
 from core.completion import Chunk, Completion
 from core.config import Mode
-from core.errors import PeerLost, TwophaseError
+from core.errors import InvalidRequest, PeerLost, TwophaseError
 from core.request import OutputToken, Request, RequestId, Sender
 from core.sampling import Sampling
 from core.worker import Role
+from router.answer import Answer
 from router.config import FrontDoorConfig
 from router.constraint import grammar_of
 from router.dispatch import Dispatcher
@@ -36,6 +37,7 @@ from router.request import (
     Limits,
     Prompt,
     check_model,
+    resumption_of,
     sampling_of,
     stop_strings_of,
     token_ids_of,
@@ -65,6 +67,8 @@ class Incoming:
 
     received_s is the router's clock; time_limit_s counts from there, None takes the router's
     default. model is empty for the one that is served. sender is what the request says itself.
+    resumed_token_ids are those of its answer that the client has from another router; None for a
+    new answer.
     """
 
     request_id: RequestId
@@ -75,6 +79,7 @@ class Incoming:
     time_limit_s: float | None = None
     defaults: Defaults = Defaults()
     sender: Sender = Sender()
+    resumed_token_ids: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,12 +189,20 @@ class Generation:
             sampling,
             incoming.received_s + limit_s,
             sender=_sender(incoming.sender),
+            resumption=resumption_of(incoming.resumed_token_ids, sampling, limits),
         )
 
     async def _answer(
         self, request: Request, stops: tuple[str, ...], running: RunningRequest, deliver: Deliver
     ) -> Completion:
         text = AnswerText(self._tokenizer, stops, min_tokens=request.sampling.min_tokens)
+        if request.resumption is not None:
+            _read_again(text, request.resumption.token_ids)
+
+        def begin(answer: Answer) -> None:
+            running.answers.append(answer)
+            if text.is_stopped:
+                answer.stop(0)
 
         async def deliver_tokens(tokens: list[OutputToken]) -> int | None:
             chunks: list[Chunk] = []
@@ -207,7 +220,7 @@ class Generation:
             received_s=running.received_s,
             tokenize_s=self._clock.now_s() - running.received_s,
             deliver=deliver_tokens,
-            on_answer=running.answers.append,
+            on_answer=begin,
         )
         await deliver(Delivery(request, (Chunk(text.finish(), (), completion),)))
         return completion
@@ -226,6 +239,15 @@ class Generation:
             completion.prefill_worker,
             completion.decode_worker,
         )
+
+
+def _read_again(text: AnswerText, token_ids: tuple[int, ...]) -> None:
+    """Bring `text` to where it was; what it says again, the client has."""
+    for index, token_id in enumerate(token_ids):
+        if text.is_stopped:
+            limit = "the answer ends before it, with a stop string"
+            raise InvalidRequest(f"resumption.token_ids[{index}]", token_id, limit)
+        text.push(token_id)
 
 
 def _sender(said: Sender) -> Sender:

@@ -7,6 +7,7 @@ The health service tells it to load balancers.
 
 import asyncio
 import logging
+import secrets
 from collections.abc import Awaitable, Callable
 
 from core.clock import Clock
@@ -45,6 +46,8 @@ class Readiness:
         self._mode = mode
         self._announce = announce
         self._clock = clock
+        # Other routers probe the same workers.
+        self._probe_id = f"{PROBE_ID}{secrets.token_hex(4)}-"
         self._num_probes = 0
         self._log = logging.getLogger("twophase.router")
 
@@ -89,7 +92,7 @@ class Readiness:
         self._num_probes += 1
         now_s = self._clock.now_s()
         request = Request(
-            request_id=RequestId(f"{PROBE_ID}{self._num_probes}"),
+            request_id=RequestId(f"{self._probe_id}{self._num_probes}"),
             prompt_token_ids=self._probe_token_ids,
             # Two tokens: the first comes from prefill, the second only over the handoff.
             sampling=SamplingParams(max_tokens=2),

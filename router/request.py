@@ -19,6 +19,7 @@ from core.request import (
     MAX_STOP_TOKEN_IDS,
     PROBE_ID,
     RequestId,
+    Resumption,
     SamplingParams,
 )
 from core.sampling import Sampling
@@ -169,6 +170,23 @@ def stop_strings_of(asked: Sampling) -> tuple[str, ...]:
             limit = f"must have 1 to {MAX_STOP_CHARACTERS}"
             raise InvalidRequest(f"stop[{index}]", f"{len(stop)} characters", limit)
     return tuple(dict.fromkeys(asked.stop))
+
+
+def resumption_of(
+    token_ids: tuple[int, ...] | None, sampling: SamplingParams, limits: Limits
+) -> Resumption | None:
+    """The part of the answer that the client has, checked; None for a new answer."""
+    if token_ids is None:
+        return None
+    name = "resumption.token_ids"
+    if len(token_ids) > sampling.max_tokens:
+        limit = f"max_tokens is {sampling.max_tokens}"
+        raise InvalidRequest(name, f"{len(token_ids)} ids", limit)
+    _check_token_ids(name, token_ids, limits)
+    for index, token_id in enumerate(token_ids[:-1]):
+        if token_id in sampling.stop_token_ids:
+            raise InvalidRequest(f"{name}[{index}]", token_id, "the answer ends with this token")
+    return Resumption(token_ids, f"{secrets.token_hex(4)}-")
 
 
 def check_output_ids(token_ids: Sequence[int], limits: Limits) -> None:

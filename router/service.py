@@ -8,6 +8,7 @@ Runs in the router's event loop.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from core.clock import Clock
 from core.completion import Chunk
@@ -43,8 +44,15 @@ class InferenceService(pb_grpc.InferenceServicer):
         self._clock = clock
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> None:
+        is_first = True
+
         async def deliver(delivery: Delivery) -> None:
-            await context.write(chunk_to_wire(_joined(delivery.chunks)))
+            nonlocal is_first
+            chunk = _joined(delivery.chunks)
+            if is_first:
+                chunk = replace(chunk, seed=delivery.request.sampling.seed)
+                is_first = False
+            await context.write(chunk_to_wire(chunk))
 
         await self._generate(request, context, deliver)
 
@@ -71,6 +79,7 @@ class InferenceService(pb_grpc.InferenceServicer):
                 asked=sampling_from_wire(request.sampling),
                 received_s=received_s,
                 time_limit_s=context.time_remaining(),
+                resumed_token_ids=_resumed_token_ids(request),
             )
             await self._generation.run(incoming, deliver)
         except TwophaseError as error:
@@ -121,6 +130,10 @@ def _joined(chunks: Sequence[Chunk]) -> Chunk:
         chunks[-1].completion,
         tuple(logprobs for chunk in chunks for logprobs in chunk.logprobs),
     )
+
+
+def _resumed_token_ids(request: pb.GenerateRequest) -> tuple[int, ...] | None:
+    return tuple(request.resumption.token_ids) if request.HasField("resumption") else None
 
 
 def _prompt(request: pb.GenerateRequest | pb.TokenizeRequest) -> Prompt:

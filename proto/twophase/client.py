@@ -7,16 +7,19 @@ Errors are those of `core.errors`, with their fields and what was known of the a
         for chunk in client.generate("Once upon a time", Sampling(max_tokens=32)):
             print(chunk.text, end="")
 
-What operators call is in `admin`: `client.admin.workers()`.
+Given several addresses, routers of one cluster, a client goes on at another when one is lost, also
+in the middle of an answer (`routers`). What operators call is asked of the first; most of it is in
+`admin`: `client.admin.workers()`.
 """
 
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import grpc
 
 from core.completion import ChatMessage, Chunk
+from core.errors import TwophaseError
 from core.request import RequestId, WorkerName
 from core.sampling import Sampling
 from core.security import Tls
@@ -35,30 +38,35 @@ from twophase.client_wire import (
 )
 from twophase.credentials import Credentials
 from twophase.errors import from_rpc_error
-from twophase.peer import CHANNEL_OPTIONS
-from twophase.v1 import admin_pb2, admin_pb2_grpc
+from twophase.routers import Asking, Router, Routers, Tries
+from twophase.v1 import admin_pb2
 from twophase.v1 import inference_pb2 as pb
-from twophase.v1 import inference_pb2_grpc as pb_grpc
-from twophase.wire import chunk_from_wire
+
+# Any: stubs have no types of their own.
+Method = Callable[[Router], Any]
 
 
 class Client:
-    """A blocking client of one endpoint; may be shared between threads."""
+    """A blocking client of one cluster; may be shared between threads."""
 
     def __init__(
         self,
-        address: str = "127.0.0.1:8100",
+        address: str | Sequence[str] = "127.0.0.1:8100",
         *,
         api_key: str | None = None,
         tls: Tls | None = None,
     ) -> None:
-        """Prepare to call `address`, with an API key and TLS where the router asks for them."""
-        self.address = address
-        credentials = Credentials(api_key, tls)
-        self._channel = credentials.open_channel(grpc, address, CHANNEL_OPTIONS)
-        self._inference = pb_grpc.InferenceStub(self._channel)
-        self._admin = admin_pb2_grpc.AdminStub(self._channel)
-        self.admin = Admin(self._admin, address)
+        """Prepare to call the router, or any of several, at `address`.
+
+        An API key and TLS are shown where routers ask for them.
+
+        Raises:
+            ConfigError: they, or the addresses, cannot be used.
+        """
+        self._routers = Routers(grpc, address, Credentials(api_key, tls))
+        self._first = self._routers.all[0]
+        self.address = self._first.address
+        self.admin = Admin(self._first.admin, self.address)
 
     def generate(
         self,
@@ -79,14 +87,17 @@ class Client:
             timeout_s: deadline of the whole request.
         """
         message = generate_request(prompt, sampling, request_id, model)
-        stream = self._inference.Generate(message, timeout=timeout_s)
-        try:
-            for response in stream:
-                yield chunk_from_wire(response)
-        except grpc.RpcError as error:
-            raise from_rpc_error(error, self.address) from error
-        finally:
-            stream.cancel()
+        asking = Asking(message, self._routers, timeout_s)
+        while not asking.is_over:
+            router = asking.router
+            stream = router.inference.Generate(asking.message, timeout=asking.remaining_s)
+            try:
+                for response in stream:
+                    yield asking.take(response)
+            except grpc.RpcError as error:
+                asking.lost(from_rpc_error(error, router.address))
+            finally:
+                stream.cancel()
 
     def generate_once(
         self,
@@ -99,47 +110,74 @@ class Client:
     ) -> Chunk:
         """The whole answer as one chunk; arguments as for `generate`."""
         message = generate_request(prompt, sampling, request_id, model)
-        request = pb.GenerateOnceRequest(request=message)
-        reply = call(self.address, self._inference.GenerateOnce, request, timeout_s)
-        return chunk_from_wire(reply.answer)
+        asking = Asking(message, self._routers, timeout_s)
+        while True:
+            router, request = asking.router, pb.GenerateOnceRequest(request=asking.message)
+            method, remaining_s = router.inference.GenerateOnce, asking.remaining_s
+            try:
+                reply = call(router.address, method, request, remaining_s)
+            except TwophaseError as error:
+                asking.lost(error)
+            else:
+                return asking.take(reply.answer)
 
     def cancel(self, request_id: str, *, timeout_s: float = 5.0) -> bool:
-        """End a request by its id; False if it was not running (any more)."""
-        request = pb.CancelRequest(request_id=request_id)
-        return bool(call(self.address, self._inference.Cancel, request, timeout_s).found)
+        """End a request by its id at whatever router; False if it was not running (any more)."""
+        request, is_found = pb.CancelRequest(request_id=request_id), False
+        for router in self._routers.all:
+            method = router.inference.Cancel
+            with self._routers.loss_of_one():
+                reply = call(router.address, method, request, timeout_s)
+                is_found = is_found or bool(reply.found)
+        return is_found
 
     def tokenize(
         self, prompt: str | Sequence[ChatMessage], *, model: str = "", timeout_s: float = 10.0
     ) -> tuple[int, ...]:
         """The token ids that `generate` would take the prompt for."""
         request = tokenize_request(prompt, model)
-        return tuple(call(self.address, self._inference.Tokenize, request, timeout_s).token_ids)
+        return tuple(
+            self._ask(lambda router: router.inference.Tokenize, request, timeout_s).token_ids
+        )
 
     def detokenize(
         self, token_ids: Sequence[int], *, model: str = "", timeout_s: float = 10.0
     ) -> str:
         """The text of an answer of these tokens."""
         request = pb.DetokenizeRequest(model=model, token_ids=token_ids)
-        return str(call(self.address, self._inference.Detokenize, request, timeout_s).text)
+        return str(self._ask(lambda router: router.inference.Detokenize, request, timeout_s).text)
 
     def model(self, *, timeout_s: float = 5.0) -> ModelInfo:
         """What is served, and its limits."""
         request = pb.GetModelRequest()
-        return model_info(call(self.address, self._inference.GetModel, request, timeout_s))
+        return model_info(self._ask(lambda router: router.inference.GetModel, request, timeout_s))
 
     def status(self, *, timeout_s: float = 5.0) -> ClusterStatus:
         """Pools, workers and what they hold."""
         request = admin_pb2.GetStatusRequest()
-        return cluster_status(call(self.address, self._admin.GetStatus, request, timeout_s))
+        return cluster_status(call(self.address, self._first.admin.GetStatus, request, timeout_s))
 
     def audit_blocks(self, *, timeout_s: float = 5.0) -> list[tuple[BlockHolder, bool]]:
         """Every holder of KV blocks, and whether it is an orphan: no request of this router."""
         request = admin_pb2.AuditBlocksRequest()
-        return audited_holders(call(self.address, self._admin.AuditBlocks, request, timeout_s))
+        return audited_holders(
+            call(self.address, self._first.admin.AuditBlocks, request, timeout_s)
+        )
 
     def close(self) -> None:
-        """Close the connection; running streams end as cancelled."""
-        self._channel.close()
+        """Close the connections; running streams end as cancelled."""
+        for router in self._routers.all:
+            router.channel.close()
+
+    # Any: messages of all kinds.
+    def _ask(self, method: Method, request: Any, timeout_s: float) -> Any:
+        tries = Tries(self._routers)
+        while True:
+            router = tries.router
+            try:
+                return call(router.address, method(router), request, timeout_s)
+            except TwophaseError as error:
+                tries.lost(error)
 
     def __enter__(self) -> Self:
         """The client itself."""
@@ -156,22 +194,20 @@ class Client:
 
 
 class AsyncClient:
-    """A client of one endpoint for asyncio; bound to the running loop."""
+    """A client of one cluster for asyncio; bound to the running loop."""
 
     def __init__(
         self,
-        address: str = "127.0.0.1:8100",
+        address: str | Sequence[str] = "127.0.0.1:8100",
         *,
         api_key: str | None = None,
         tls: Tls | None = None,
     ) -> None:
         """As Client."""
-        self.address = address
-        credentials = Credentials(api_key, tls)
-        self._channel = credentials.open_channel(grpc.aio, address, CHANNEL_OPTIONS)
-        self._inference = pb_grpc.InferenceStub(self._channel)
-        self._admin = admin_pb2_grpc.AdminStub(self._channel)
-        self.admin = AsyncAdmin(self._admin, address)
+        self._routers = Routers(grpc.aio, address, Credentials(api_key, tls))
+        self._first = self._routers.all[0]
+        self.address = self._first.address
+        self.admin = AsyncAdmin(self._first.admin, self.address)
 
     async def generate(
         self,
@@ -184,14 +220,17 @@ class AsyncClient:
     ) -> AsyncIterator[Chunk]:
         """As Client.generate; closing or cancelling the iteration cancels the request."""
         message = generate_request(prompt, sampling, request_id, model)
-        stream = self._inference.Generate(message, timeout=timeout_s)
-        try:
-            async for response in stream:
-                yield chunk_from_wire(response)
-        except grpc.RpcError as error:
-            raise from_rpc_error(error, self.address) from error
-        finally:
-            stream.cancel()
+        asking = Asking(message, self._routers, timeout_s)
+        while not asking.is_over:
+            router = asking.router
+            stream = router.inference.Generate(asking.message, timeout=asking.remaining_s)
+            try:
+                async for response in stream:
+                    yield asking.take(response)
+            except grpc.RpcError as error:
+                asking.lost(from_rpc_error(error, router.address))
+            finally:
+                stream.cancel()
 
     async def generate_once(
         self,
@@ -204,22 +243,33 @@ class AsyncClient:
     ) -> Chunk:
         """The whole answer as one chunk; arguments as for `generate`."""
         message = generate_request(prompt, sampling, request_id, model)
-        request = pb.GenerateOnceRequest(request=message)
-        reply = await call_async(self.address, self._inference.GenerateOnce, request, timeout_s)
-        return chunk_from_wire(reply.answer)
+        asking = Asking(message, self._routers, timeout_s)
+        while True:
+            router, request = asking.router, pb.GenerateOnceRequest(request=asking.message)
+            method, remaining_s = router.inference.GenerateOnce, asking.remaining_s
+            try:
+                reply = await call_async(router.address, method, request, remaining_s)
+            except TwophaseError as error:
+                asking.lost(error)
+            else:
+                return asking.take(reply.answer)
 
     async def cancel(self, request_id: str, *, timeout_s: float = 5.0) -> bool:
-        """End a request by its id; False if it was not running (any more)."""
-        request = pb.CancelRequest(request_id=request_id)
-        reply = await call_async(self.address, self._inference.Cancel, request, timeout_s)
-        return bool(reply.found)
+        """As Client.cancel."""
+        request, is_found = pb.CancelRequest(request_id=request_id), False
+        for router in self._routers.all:
+            method = router.inference.Cancel
+            with self._routers.loss_of_one():
+                reply = await call_async(router.address, method, request, timeout_s)
+                is_found = is_found or bool(reply.found)
+        return is_found
 
     async def tokenize(
         self, prompt: str | Sequence[ChatMessage], *, model: str = "", timeout_s: float = 10.0
     ) -> tuple[int, ...]:
         """The token ids that `generate` would take the prompt for."""
         request = tokenize_request(prompt, model)
-        reply = await call_async(self.address, self._inference.Tokenize, request, timeout_s)
+        reply = await self._ask(lambda router: router.inference.Tokenize, request, timeout_s)
         return tuple(reply.token_ids)
 
     async def detokenize(
@@ -227,35 +277,45 @@ class AsyncClient:
     ) -> str:
         """The text of an answer of these tokens."""
         request = pb.DetokenizeRequest(model=model, token_ids=token_ids)
-        reply = await call_async(self.address, self._inference.Detokenize, request, timeout_s)
+        reply = await self._ask(lambda router: router.inference.Detokenize, request, timeout_s)
         return str(reply.text)
 
     async def model(self, *, timeout_s: float = 5.0) -> ModelInfo:
         """What is served, and its limits."""
         request = pb.GetModelRequest()
-        reply = await call_async(self.address, self._inference.GetModel, request, timeout_s)
+        reply = await self._ask(lambda router: router.inference.GetModel, request, timeout_s)
         return model_info(reply)
 
     async def status(self, *, timeout_s: float = 5.0) -> ClusterStatus:
         """Pools, workers and what they hold."""
         request = admin_pb2.GetStatusRequest()
-        reply = await call_async(self.address, self._admin.GetStatus, request, timeout_s)
+        reply = await call_async(self.address, self._first.admin.GetStatus, request, timeout_s)
         return cluster_status(reply)
 
     async def add_worker(self, address: str, *, timeout_s: float = 30.0) -> WorkerName:
         """Make a worker known to the router; returns its name."""
         request = admin_pb2.AddWorkerRequest(address=address)
-        reply = await call_async(self.address, self._admin.AddWorker, request, timeout_s)
+        reply = await call_async(self.address, self._first.admin.AddWorker, request, timeout_s)
         return WorkerName(reply.name)
 
     async def remove_worker(self, address: str, *, timeout_s: float = 5.0) -> None:
         """Make the router forget a worker."""
         request = admin_pb2.RemoveWorkerRequest(address=address)
-        await call_async(self.address, self._admin.RemoveWorker, request, timeout_s)
+        await call_async(self.address, self._first.admin.RemoveWorker, request, timeout_s)
 
     async def close(self) -> None:
-        """Close the connection; running streams end as cancelled."""
-        await self._channel.close()
+        """Close the connections; running streams end as cancelled."""
+        for router in self._routers.all:
+            await router.channel.close()
+
+    async def _ask(self, method: Method, request: Any, timeout_s: float) -> Any:
+        tries = Tries(self._routers)
+        while True:
+            router = tries.router
+            try:
+                return await call_async(router.address, method(router), request, timeout_s)
+            except TwophaseError as error:
+                tries.lost(error)
 
     async def __aenter__(self) -> Self:
         """The client itself."""

@@ -104,6 +104,7 @@ def chunk_to_wire(chunk: Chunk) -> pb.GenerateResponse:
         token_ids=chunk.token_ids,
         completion=completion,
         logprobs=[logprobs_to_wire(logprobs) for logprobs in chunk.logprobs],
+        seed=chunk.seed,
     )
 
 
@@ -113,7 +114,8 @@ def chunk_from_wire(message: pb.GenerateResponse) -> Chunk:
         completion_from_wire(message.completion) if message.HasField("completion") else None
     )
     logprobs = tuple(logprobs_from_wire(logprobs) for logprobs in message.logprobs)
-    return Chunk(message.text, tuple(message.token_ids), completion, logprobs)
+    seed = message.seed if message.HasField("seed") else None
+    return Chunk(message.text, tuple(message.token_ids), completion, logprobs, seed)
 
 
 def completion_to_wire(completion: Completion) -> pb.Completion:

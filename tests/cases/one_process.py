@@ -83,13 +83,17 @@ class Answer:
 
 
 class Device:
-    """Watches a runner: what it computed and sampled; `hold` stops it before its next step."""
+    """Watches a runner: what it computed and sampled; `held` stops it before its next step.
+
+    With `error` set, steps raise that instead.
+    """
 
     def __init__(self, runner):
         self.num_steps = 0
         self.num_tokens = 0
         self.longest_share = 0
         self.sampled = []
+        self.error = None
         self._step = runner.step
         self._may_step = threading.Event()
         self._may_step.set()
@@ -106,8 +110,10 @@ class Device:
 
     def _watch(self, steps, on_layer=None):
         assert self._may_step.wait(LIMIT_S)
-        result = self._step(steps, on_layer)
         self.num_steps += 1
+        if self.error is not None:
+            raise RuntimeError(self.error)
+        result = self._step(steps, on_layer)
         self.num_tokens += sum(step.end - step.start for step in steps)
         self.longest_share = max(step.end - step.start for step in steps)
         self.sampled += [token_id for token_id in result.token_ids if token_id is not None]

@@ -162,6 +162,7 @@ async def test_a_fault_at_the_bytes(model, reference, backend, step):
     await play(model, reference, backend, step, TO_BYTES[step])
 
 
+@pytest.mark.case("B-063")
 @pytest.mark.parametrize("step", TO_MESSAGES)
 async def test_a_fault_at_the_messages(model, reference, step):
     # A backend sees no message but by the bytes that follow it: one stands for all.
@@ -186,6 +187,7 @@ async def test_a_link_that_is_refused_is_an_error_in_time_however_it_is_said(mod
         await cluster.nothing_is_left()
 
 
+@pytest.mark.case("B-058")
 @pytest.mark.parametrize("step", [Step.SEND, Step.PIECE])
 async def test_thirty_layers_of_which_any_is_lost_doubled_or_changed_give_no_wrong_token(
     deep_model, deep_reference, backend, step

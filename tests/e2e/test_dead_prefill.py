@@ -52,7 +52,7 @@ def _prefill_worker(model: Path, replica: int, *overrides: str) -> Iterator[tupl
             process.stdout.close()
 
 
-@pytest.mark.case("B-001")
+@pytest.mark.case("B-001", "B-061")
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("backend", ["shm", "torch"])
 def test_blocks_are_back_after_every_round_of_kill_and_cancel(

@@ -96,6 +96,7 @@ def cluster(tiny_model_directory: Path, start_cluster: StartCluster) -> Iterator
     )
 
 
+@pytest.mark.case("B-059")
 @pytest.mark.timeout(300)
 def test_streams_go_on_when_workers_die_or_fall_silent(cluster: LocalCluster) -> None:
     expected = [stream.token_ids for stream in asyncio.run(run_streams(cluster.address))]

@@ -1,11 +1,13 @@
 """Tokens in order and exactly once, whatever overtakes what; phases from who measured them."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from core.errors import InvariantBroken, PeerLost
-from core.request import FinishReason, RequestState, Usage
+from core.request import FinishReason, RequestState, Resumption, Usage
 from core.worker import RequestFailed
 from router.answer import Answer
 from router.placement import Placement
@@ -20,6 +22,7 @@ from tests.unit.router.doubles import (
     token,
 )
 
+RESUMED = Resumption((7, 8), "mark-")
 MOVED = Placement("prefill-0", "decode-0", "because")
 LOCAL = Placement(None, "decode-0", "because")
 
@@ -41,6 +44,31 @@ def deliver(answer, now_s=20.0):
     if tokens:
         answer.delivered(now_s)
     return [token.token_id for token in tokens]
+
+
+class TestResumedByTheClient:
+    def test_the_answer_goes_on_behind_what_the_client_has(self):
+        request = replace(make_request(max_tokens=4), resumption=RESUMED)
+        answer = Answer(request, received_s=10.0, tokenize_s=0.25)
+        attempt = answer.attempt(LOCAL, 10.5)
+        assert attempt.request_id == "r~mark-1"
+        assert attempt.prompt_token_ids == (*request.prompt_token_ids, 7, 8)
+        assert (attempt.num_resumed_tokens, attempt.sampling.max_tokens) == (2, 2)
+        answer.take(reserved(), 11.0)
+        answer.take(token(0, prefill=PREFILL_REPORT), 12.0)
+        answer.take(token(1, done=DONE), 13.0)
+        assert deliver(answer) == [100, 101]
+        usage = answer.completion(20.0).usage
+        assert (usage.num_prompt_tokens, usage.num_output_tokens) == (6, 4)
+
+    def test_an_answer_that_the_client_has_whole_needs_no_worker(self):
+        request = replace(make_request(max_tokens=2), resumption=RESUMED)
+        answer = Answer(request, received_s=10.0, tokenize_s=0.25)
+        assert answer.is_complete
+        record = answer.completion(11.0)
+        assert (record.finish_reason, record.usage.num_output_tokens) == (FinishReason.LENGTH, 2)
+        assert (record.prefill_worker, record.decode_worker) == ("", "")
+        assert record.phases.unaccounted_s == pytest.approx(0.0)
 
 
 class TestOrder:

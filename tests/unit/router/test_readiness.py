@@ -75,6 +75,7 @@ async def test_a_probe_that_fails_is_tried_again(probing, join):
     await until(lambda: probing.is_ready)
 
 
+@pytest.mark.case("B-061")
 async def test_a_lost_worker_makes_it_not_ready(probing, join):
     worker = await join("decode-0")
     await until(lambda: answer(worker))

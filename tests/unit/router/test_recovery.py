@@ -342,6 +342,8 @@ def test_workers_that_stop_in_order_use_up_no_attempts():
         recovery.failed(Failure(LINK_LOST, is_from_prefill=False), PAIR)
 
 
-@given(st.text(st.characters(exclude_characters="~")), st.integers(1, 99))
-def test_the_id_of_an_attempt_leads_back_to_the_request(request_id, attempt):
-    assert id_of_attempt(attempt_id(request_id, attempt)) == request_id
+@given(
+    st.text(st.characters(exclude_characters="~")), st.integers(1, 99), st.sampled_from(["", "0f-"])
+)
+def test_the_id_of_an_attempt_leads_back_to_the_request(request_id, attempt, mark):
+    assert id_of_attempt(attempt_id(request_id, attempt, mark)) == request_id

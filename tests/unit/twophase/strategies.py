@@ -122,6 +122,7 @@ requests = fields(
     deadline_s=st.floats(-1e6, 1e6),
     num_resumed_tokens=counts,
     sender=st.just(Sender()),
+    resumption=st.none(),
 )
 phases = fields(
     Phases,
@@ -214,6 +215,7 @@ chunks = fields(
     token_ids=ids,
     completion=st.none() | completions,
     logprobs=st.lists(logprobs, max_size=3).map(tuple),
+    seed=st.none() | wides,
 )
 conversations = st.lists(fields(ChatMessage, role=texts, content=texts), max_size=4)
 

@@ -1,0 +1,57 @@
+"""The `chaos` section of the YAML: faults to order, for a cluster that nobody depends on.
+
+`twophase chaos` kills and pauses workers by it; a prefill worker of a cluster with it enabled makes
+its links bad. Off unless `enabled`; settings that then have no effect are refused.
+"""
+
+from enum import StrEnum
+from typing import Annotated, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class FaultKind(StrEnum):
+    """What is done to a worker's process."""
+
+    KILL = "kill"
+    PAUSE = "pause"
+
+
+class ChaosConfig(BaseModel):
+    """Which faults, how often, and the load beside them."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    enabled: bool = False
+    """Whether faults may be injected at all."""
+    duration_s: float = Field(default=60.0, gt=0, le=86_400)
+    """How long faults and load go on."""
+    every_s: float = Field(default=5.0, gt=0, le=3_600)
+    """From one fault to the next."""
+    faults: tuple[FaultKind, ...] = Field(default=(FaultKind.KILL, FaultKind.PAUSE), min_length=1)
+    """kill (SIGKILL) and pause (SIGSTOP, then SIGCONT); each time one of these is drawn."""
+    pause_s: float = Field(default=2.0, gt=0, le=3_600)
+    """How long a paused worker stands still."""
+    streams: int = Field(default=8, ge=1, le=1024)
+    """Requests that run at the same time."""
+    max_tokens: int = Field(default=96, ge=8)
+    """Length of each answer, where nothing else ends it."""
+    lost_pieces: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Share of the pieces of KV cache that prefill workers do not send, though they say so."""
+    piece_delay_s: float = Field(default=0.0, ge=0, le=60)
+    """How long a prefill worker waits before each piece."""
+    seed: int = 1
+    """Of the draws: which fault, which worker, which pieces."""
+
+    @model_validator(mode="after")
+    def _takes_effect(self) -> Self:
+        fields = type(self).model_fields.items()
+        changed = [name for name, field in fields if getattr(self, name) != field.default]
+        if changed and not self.enabled:
+            raise ValueError(f"{changed[0]} has no effect without enabled: true")
+        return self
+
+    @property
+    def is_link_bad(self) -> bool:
+        """Whether pieces are lost or late."""
+        return self.lost_pieces > 0 or self.piece_delay_s > 0

@@ -1,0 +1,150 @@
+"""The routers that one client may ask, and how an answer outlives the one that it came from.
+
+A client that knows several routers of one cluster asks the one that answered last. When it is lost
+in the middle of an answer, the next is told which tokens are there already, and the stream goes on
+behind them: each token comes once, and they are those of an undisturbed stream. Once every router
+was lost in a row, without a token in between, the last error is raised.
+"""
+
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from core.completion import Chunk
+from core.errors import ConfigError, PeerLost, TwophaseError
+from twophase.credentials import Credentials
+from twophase.errors import status_code
+from twophase.peer import CHANNEL_OPTIONS
+from twophase.v1 import admin_pb2_grpc
+from twophase.v1 import inference_pb2 as pb
+from twophase.v1 import inference_pb2_grpc as pb_grpc
+from twophase.wire import chunk_from_wire
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Router:
+    """One of them: its address and what may be called there."""
+
+    address: str
+    channel: Any  # Any: channels and stubs of grpc have no types of their own
+    inference: Any
+    admin: Any
+
+
+class Routers:
+    """All of them, in the order in which they were named; may be shared between threads."""
+
+    def __init__(
+        self, maker: Any, address: str | Sequence[str], credentials: Credentials
+    ) -> None:  # Any: `maker` is grpc or grpc.aio
+        """Prepare to call each; none is asked yet.
+
+        Raises:
+            ConfigError: no address is given, or certificates cannot be used.
+        """
+        addresses = (address,) if isinstance(address, str) else tuple(address)
+        if not addresses:
+            raise ConfigError("address", "names no router")
+        self.all = tuple(_router(maker, address, credentials) for address in addresses)
+        self._current = 0
+        self._lock = threading.Lock()
+
+    @property
+    def current(self) -> Router:
+        """Whom to ask."""
+        return self.all[self._current]
+
+    def lost(self, router: Router) -> None:
+        """Ask the next one from now on; nothing happens if `router` is not asked any more."""
+        with self._lock:
+            if self.current is router:
+                self._current = (self._current + 1) % len(self.all)
+
+    @contextmanager
+    def loss_of_one(self) -> Iterator[None]:
+        """For what every router is asked: that one is lost matters only if it is the only one."""
+        try:
+            yield
+        except PeerLost:
+            if len(self.all) == 1:
+                raise
+
+
+def _router(maker: Any, address: str, credentials: Credentials) -> Router:
+    channel = credentials.open_channel(maker, address, CHANNEL_OPTIONS)
+    stubs = pb_grpc.InferenceStub(channel), admin_pb2_grpc.AdminStub(channel)
+    return Router(address, channel, *stubs)
+
+
+class Tries:
+    """Who is asked in one call: `router`, until it is lost and the next one is."""
+
+    def __init__(self, routers: Routers) -> None:
+        self.router = routers.current
+        self._routers = routers
+        self._num_lost_in_a_row = 0
+
+    def answered(self) -> None:
+        """The router said something that is of use."""
+        self._num_lost_in_a_row = 0
+
+    def lost(self, error: TwophaseError) -> None:
+        """The router failed the call; raises `error` if no other could make it good."""
+        if status_code(error) is not grpc.StatusCode.UNAVAILABLE:
+            raise error
+        self._routers.lost(self.router)
+        self._num_lost_in_a_row += 1
+        if self._num_lost_in_a_row >= len(self._routers.all):
+            raise error
+        self.router = self._routers.current
+
+
+class Asking:
+    """One request and what its caller has of the answer; `message` is what is sent next.
+
+    Invariant: message.resumption, once set, holds every token that was taken, in order.
+    """
+
+    def __init__(
+        self, message: pb.GenerateRequest, routers: Routers, timeout_s: float | None
+    ) -> None:
+        if len(routers.all) > 1 and not message.request_id:
+            message.request_id = uuid.uuid4().hex  # the same at each
+        self.message = message
+        self.is_over = False
+        self._tries = Tries(routers)
+        self._until_s = None if timeout_s is None else time.monotonic() + timeout_s
+        self._token_ids: list[int] = []
+
+    @property
+    def router(self) -> Router:
+        """Whom to send it to."""
+        return self._tries.router
+
+    @property
+    def remaining_s(self) -> float | None:
+        """What is left of the deadline; None without one."""
+        return None if self._until_s is None else max(self._until_s - time.monotonic(), 0.0)
+
+    def take(self, response: pb.GenerateResponse) -> Chunk:
+        """What the caller is given next."""
+        self._tries.answered()
+        self._token_ids += response.token_ids
+        self.is_over = response.HasField("completion")
+        if response.HasField("seed"):
+            self.message.sampling.seed = response.seed
+        return chunk_from_wire(response)
+
+    def lost(self, error: TwophaseError) -> None:
+        """The router failed; raises `error` if no other could make it good."""
+        if self.is_over:
+            return  # nothing is missing
+        self._tries.lost(error)
+        self.message.resumption.SetInParent()
+        self.message.resumption.token_ids[:] = self._token_ids
