@@ -31,13 +31,15 @@ class Completion:
 class Chunk:
     """One message of an answer; `completion` comes with the last one only.
 
-    logprobs, when they were asked for, has one entry for each of token_ids.
+    logprobs, when they were asked for, has one entry for each of token_ids. index tells which of
+    the n answers to a request this is of.
     """
 
     text: str
     token_ids: tuple[int, ...]
     completion: Completion | None = None
     logprobs: tuple[Logprobs, ...] = ()
+    index: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,8 +43,13 @@ def attempt_id(request_id: RequestId, attempt: int) -> RequestId:
     return request_id if attempt == 1 else RequestId(f"{request_id}{ATTEMPT_MARK}{attempt}")
 
 
+def answer_id(request_id: RequestId, index: int) -> RequestId:
+    """What workers call the index-th of n answers, from 0: the request's id, then `id~n1`, ..."""
+    return request_id if index == 0 else RequestId(f"{request_id}{ATTEMPT_MARK}n{index}")
+
+
 def id_of_attempt(request_id: RequestId) -> RequestId:
-    """The request that an id of `attempt_id` belongs to."""
+    """The request that an id of `attempt_id` or `answer_id` belongs to."""
     return RequestId(request_id.partition(ATTEMPT_MARK)[0])
 
 
@@ -147,6 +152,11 @@ def _require(fact: bool, name: str, value: object, limit: str) -> None:
         raise InvalidRequest(name, value, limit)
 
 
+def derived_seed(seed: int, index: int) -> int:
+    """The seed of the index-th of n answers: far from that of any other answer or seed."""
+    return xxhash.xxh3_64_intdigest(index.to_bytes(8, "little"), seed=seed) & MAX_SEED
+
+
 @dataclass(frozen=True, slots=True)
 class Logprobs:
     """Natural log-probabilities at one position: of the token that was chosen, and the likeliest.
@@ -234,6 +244,13 @@ class Request:
             deadline_s=self.deadline_s,
             num_resumed_tokens=len(output_token_ids),
         )
+
+    def answer(self, index: int) -> "Request":
+        """What the index-th of n answers asks of workers; answer 0 is this request itself."""
+        if index == 0:
+            return self
+        sampling = replace(self.sampling, seed=derived_seed(self.sampling.seed, index))
+        return replace(self, request_id=answer_id(self.request_id, index), sampling=sampling)
 
     def finish_reason(self, token_id: int, num_output_tokens: int) -> FinishReason | None:
         """Why `token_id`, the `num_output_tokens`-th of the answer, is the last; None if not."""

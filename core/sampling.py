@@ -43,3 +43,4 @@ class Sampling:
     logit_bias: tuple[tuple[int, float], ...] = ()
     num_logprobs: int | None = None
     constraint: Constraint | None = None
+    n: int | None = None

@@ -152,7 +152,7 @@ def _listed_worker(member: Member, now_s: float) -> ListedWorker:
 
 
 def _listed_request(running: RunningRequest, now_s: float) -> ListedRequest:
-    answer = running.answers[-1] if running.answers else None
+    answer = running.answer
     prefill_worker, decode_worker = answer.workers if answer else (WorkerName(""), WorkerName(""))
     return ListedRequest(
         request_id=running.request_id,
@@ -160,7 +160,7 @@ def _listed_request(running: RunningRequest, now_s: float) -> ListedRequest:
         age_s=now_s - running.received_s,
         remaining_s=answer.request.deadline_s - now_s if answer else None,
         num_prompt_tokens=answer.request.num_prompt_tokens if answer else 0,
-        num_output_tokens=sum(len(each.log) for each in running.answers),
+        num_output_tokens=running.num_output_tokens,
         prefill_worker=prefill_worker,
         decode_worker=decode_worker,
         num_attempts=answer.num_attempts if answer else 0,

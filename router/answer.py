@@ -20,6 +20,7 @@ from core.request import (
     RequestState,
     Usage,
     WorkerName,
+    id_of_attempt,
 )
 from core.timeline import Phases, PrefillReport, TransferReport
 from core.worker import (
@@ -48,12 +49,18 @@ class Answer:
     """What is known of one request's answer.
 
     Invariants: the log only grows; a token is delivered once; reports are those of the last
-    attempt; `completion` is called once, when `is_complete`.
+    attempt; `completion` is called once, when `is_complete`. prompt_holder is the incarnation of
+    the decode worker that had the prompt's KV cache last, empty until one has.
     """
 
-    def __init__(self, request: Request, received_s: float, tokenize_s: float) -> None:
+    def __init__(
+        self, request: Request, received_s: float, tokenize_s: float, *, index: int = 0
+    ) -> None:
+        """The index-th of n answers; `prompt_holder` may be set before the first attempt."""
         self.log: list[int] = []
         self.request = request
+        self.index = index
+        self.prompt_holder = ""
         self.placement: Placement | None = None
         self.num_attempts = 0
         self._undelivered: list[OutputToken] = []
@@ -105,6 +112,11 @@ class Answer:
     def _is_decoded_from_moved_kv(self) -> bool:
         return self._is_moved and self._num_new_tokens > 1
 
+    @property
+    def num_delivered_tokens(self) -> int:
+        """Tokens that `take_undelivered` has returned, less what `stop` dropped."""
+        return len(self.log) - len(self._undelivered)
+
     def attempt(self, placement: Placement, now_s: float) -> Request:
         """Workers were chosen; the request that they are to serve."""
         if self.num_attempts == 0:
@@ -138,6 +150,8 @@ class Answer:
                 self._done = event.done or self._done
                 if self._progress.state in (RequestState.PREFILLING, RequestState.TRANSFERRING):
                     self._progress.move(RequestState.DECODING)
+                    assert self.placement is not None
+                    self.prompt_holder = self.placement.decode_incarnation
                 token = OutputToken(event.token_id, event.logprobs)
                 self._take_token(event.index, token, arrived_s)
             case PrefillFailed():
@@ -191,7 +205,7 @@ class Answer:
         ttft_s = 0.0 if self._first_delivered_s is None else record.phases.time_to_first_token_s
         return replace(
             record,
-            usage=replace(record.usage, num_output_tokens=len(self.log) - len(self._undelivered)),
+            usage=replace(record.usage, num_output_tokens=self.num_delivered_tokens),
             phases=replace(
                 record.phases,
                 time_to_first_token_s=ttft_s,
@@ -215,7 +229,7 @@ class Answer:
     ) -> Completion:
         prefill_worker, decode_worker = self.workers
         return Completion(
-            request_id=self.request.request_id,
+            request_id=id_of_attempt(self.request.request_id),
             finish_reason=finish_reason,
             usage=self._usage(prefill),
             phases=self._phases(prefill, now_s),

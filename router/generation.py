@@ -13,16 +13,16 @@ Runs in the router's event loop.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
 from core.clock import Clock
 from core.completion import Chunk, Completion
 from core.config import Mode
 from core.errors import PeerLost, TwophaseError
-from core.request import OutputToken, Request, RequestId, Sender
+from core.request import OutputToken, Request, RequestId, Sender, answer_id
 from core.sampling import Sampling
 from core.worker import Role
+from router.answer import Answer
 from router.config import FrontDoorConfig
 from router.constraint import grammar_of
 from router.dispatch import Dispatcher
@@ -35,11 +35,13 @@ from router.request import (
     Limits,
     Prompt,
     check_model,
+    num_answers_of,
     sampling_of,
     stop_strings_of,
     token_ids_of,
 )
 from router.running import RunningRequest, RunningRequests
+from router.several import Deliver, Delivery, Make, make_answers
 from router.text.answer_text import AnswerText
 from router.text.tokenizer import Tokenizer
 from router.totals import KvCounters
@@ -75,17 +77,6 @@ class Incoming:
     sender: Sender = Sender()
 
 
-@dataclass(frozen=True, slots=True)
-class Delivery:
-    """Chunks that are due at the same time: one for each new token, or the closing one alone."""
-
-    request: Request
-    chunks: tuple[Chunk, ...]
-
-
-Deliver = Callable[[Delivery], Awaitable[None]]
-
-
 class Generation:
     """Runs requests; stateless but for the counters it shares."""
 
@@ -106,10 +97,11 @@ class Generation:
         self._running = door.running
         self._config = config
         self._clock = clock
+        self._max_n = min(config.router.max_n, config.router.max_active_requests)
         self._log = logging.getLogger("twophase.router")
 
-    async def run(self, incoming: Incoming, deliver: Deliver) -> Completion:
-        """Serve `incoming`; returns how it ended, which the last delivery has told as well.
+    async def run(self, incoming: Incoming, deliver: Deliver) -> tuple[Completion, ...]:
+        """Serve `incoming`; returns how each answer ended, as its last delivery has told.
 
         Args:
             incoming: any content; what cannot be served is refused.
@@ -121,16 +113,21 @@ class Generation:
                 their names say, with what was known of the answer; logged here.
         """
         try:
-            with self._running.entered(incoming.request_id, incoming.received_s) as running:
+            num_answers = num_answers_of(incoming.asked, self._max_n)
+            id_, received_s = incoming.request_id, incoming.received_s
+            with self._running.entered(id_, received_s, num_answers) as running:
                 request = await self._checked(incoming)
                 stops = stop_strings_of(incoming.asked)
-                completion = await self._answer(request, stops, running, deliver)
+                prompt_read = asyncio.Event()
+                make = self._making(request, stops, running, prompt_read)
+                completions = await make_answers(num_answers, make, deliver, prompt_read)
         except TwophaseError as error:
             self._log.info("request %s: %s", incoming.request_id, error)
             raise
-        self._counters.finished(completion)
-        self._log_completion(completion)
-        return completion
+        for index, completion in enumerate(completions):
+            self._counters.finished(completion)
+            self._log_completion(answer_id(incoming.request_id, index), completion)
+        return completions
 
     def bytes_of(self, token_id: int) -> bytes:
         """What one token stands for, as `Tokenizer.bytes_of`."""
@@ -180,38 +177,57 @@ class Generation:
             sender=_sender(incoming.sender),
         )
 
-    async def _answer(
-        self, request: Request, stops: tuple[str, ...], running: RunningRequest, deliver: Deliver
-    ) -> Completion:
-        text = AnswerText(self._tokenizer, stops, min_tokens=request.sampling.min_tokens)
+    def _making(
+        self,
+        request: Request,
+        stops: tuple[str, ...],
+        running: RunningRequest,
+        prompt_read: asyncio.Event,
+    ) -> Make:
+        """What makes one of the request's answers; `prompt_read` is set once decode has begun."""
+        received_s = running.received_s
+        tokenize_s = self._clock.now_s() - received_s
+
+        async def make(index: int, deliver: Deliver) -> Completion:
+            answer = Answer(request.answer(index), received_s, tokenize_s, index=index)
+            if index > 0:
+                answer.prompt_holder = running.answers[0].prompt_holder
+            running.answers.append(answer)
+            text = AnswerText(self._tokenizer, stops, min_tokens=request.sampling.min_tokens)
+
+            async def deliver_noting(delivery: Delivery) -> None:
+                if answer.prompt_holder:
+                    prompt_read.set()
+                await deliver(delivery)
+
+            return await self._answer(answer, text, deliver_noting)
+
+        return make
+
+    async def _answer(self, answer: Answer, text: AnswerText, deliver: Deliver) -> Completion:
+        request, index = answer.request, answer.index
 
         async def deliver_tokens(tokens: list[OutputToken]) -> int | None:
             chunks: list[Chunk] = []
             for token in tokens:
                 logprobs = () if token.logprobs is None else (token.logprobs,)
                 piece = text.push(token.token_id)
-                chunks.append(Chunk(piece, (token.token_id,), logprobs=logprobs))
+                chunks.append(Chunk(piece, (token.token_id,), logprobs=logprobs, index=index))
                 if text.is_stopped:
                     break
             await deliver(Delivery(request, tuple(chunks)))
             return len(chunks) if text.is_stopped else None
 
-        completion = await self._dispatcher.run(
-            request,
-            received_s=running.received_s,
-            tokenize_s=self._clock.now_s() - running.received_s,
-            deliver=deliver_tokens,
-            on_answer=running.answers.append,
-        )
-        await deliver(Delivery(request, (Chunk(text.finish(), (), completion),)))
+        completion = await self._dispatcher.run(answer, deliver=deliver_tokens)
+        await deliver(Delivery(request, (Chunk(text.finish(), (), completion, index=index),)))
         return completion
 
-    def _log_completion(self, completion: Completion) -> None:
+    def _log_completion(self, name: RequestId, completion: Completion) -> None:
         usage, phases = completion.usage, completion.phases
         self._log.info(
             "request %s: %s, %d prompt and %d output tokens, first token %.3f s, total %.3f s, "
             "%s to %s",
-            completion.request_id,
+            name,
             completion.finish_reason,
             usage.num_prompt_tokens,
             usage.num_output_tokens,

@@ -159,6 +159,14 @@ def sampling_of(
     )
 
 
+def num_answers_of(asked: Sampling, most: int) -> int:
+    """How many answers are asked for, checked."""
+    num_answers = _or(asked.n, 1)
+    if not 1 <= num_answers <= most:
+        raise InvalidRequest("n", num_answers, f"must be 1 to {most}")
+    return num_answers
+
+
 def stop_strings_of(asked: Sampling) -> tuple[str, ...]:
     """The strings that end the answer, checked."""
     if len(asked.stop) > MAX_STOP_STRINGS:

@@ -71,6 +71,8 @@ class Client:
     ) -> Iterator[Chunk]:
         """The answer as it comes; closing the iterator cancels the request.
 
+        With sampling.n the chunks of several answers, told apart by `index`, each with a last one.
+
         Args:
             prompt: text, a conversation, or token ids.
             sampling: how to choose tokens.
@@ -97,11 +99,26 @@ class Client:
         model: str = "",
         timeout_s: float | None = None,
     ) -> Chunk:
-        """The whole answer as one chunk; arguments as for `generate`."""
+        """The whole answer as one chunk, the first if there are several; as for `generate`."""
+        answers = self.generate_all(
+            prompt, sampling, request_id=request_id, model=model, timeout_s=timeout_s
+        )
+        return answers[0]
+
+    def generate_all(
+        self,
+        prompt: Prompt,
+        sampling: Sampling = Sampling(),
+        *,
+        request_id: str = "",
+        model: str = "",
+        timeout_s: float | None = None,
+    ) -> list[Chunk]:
+        """Each of sampling.n answers as one chunk, by index; arguments as for `generate`."""
         message = generate_request(prompt, sampling, request_id, model)
         request = pb.GenerateOnceRequest(request=message)
         reply = call(self.address, self._inference.GenerateOnce, request, timeout_s)
-        return chunk_from_wire(reply.answer)
+        return [chunk_from_wire(answer) for answer in (reply.answer, *reply.other_answers)]
 
     def cancel(self, request_id: str, *, timeout_s: float = 5.0) -> bool:
         """End a request by its id; False if it was not running (any more)."""
@@ -202,11 +219,26 @@ class AsyncClient:
         model: str = "",
         timeout_s: float | None = None,
     ) -> Chunk:
-        """The whole answer as one chunk; arguments as for `generate`."""
+        """The whole answer as one chunk, the first if there are several; as for `generate`."""
+        answers = await self.generate_all(
+            prompt, sampling, request_id=request_id, model=model, timeout_s=timeout_s
+        )
+        return answers[0]
+
+    async def generate_all(
+        self,
+        prompt: Prompt,
+        sampling: Sampling = Sampling(),
+        *,
+        request_id: str = "",
+        model: str = "",
+        timeout_s: float | None = None,
+    ) -> list[Chunk]:
+        """Each of sampling.n answers as one chunk, by index; arguments as for `generate`."""
         message = generate_request(prompt, sampling, request_id, model)
         request = pb.GenerateOnceRequest(request=message)
         reply = await call_async(self.address, self._inference.GenerateOnce, request, timeout_s)
-        return chunk_from_wire(reply.answer)
+        return [chunk_from_wire(answer) for answer in (reply.answer, *reply.other_answers)]
 
     async def cancel(self, request_id: str, *, timeout_s: float = 5.0) -> bool:
         """End a request by its id; False if it was not running (any more)."""

@@ -41,6 +41,7 @@ _OPTIONAL_SAMPLING = (
     "presence_penalty",
     "frequency_penalty",
     "num_logprobs",
+    "n",
 )
 
 
@@ -103,6 +104,7 @@ def chunk_to_wire(chunk: Chunk) -> pb.GenerateResponse:
         token_ids=chunk.token_ids,
         completion=completion,
         logprobs=[logprobs_to_wire(logprobs) for logprobs in chunk.logprobs],
+        index=chunk.index,
     )
 
 
@@ -112,7 +114,7 @@ def chunk_from_wire(message: pb.GenerateResponse) -> Chunk:
         completion_from_wire(message.completion) if message.HasField("completion") else None
     )
     logprobs = tuple(logprobs_from_wire(logprobs) for logprobs in message.logprobs)
-    return Chunk(message.text, tuple(message.token_ids), completion, logprobs)
+    return Chunk(message.text, tuple(message.token_ids), completion, logprobs, message.index)
 
 
 def completion_to_wire(completion: Completion) -> pb.Completion:

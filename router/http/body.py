@@ -87,6 +87,7 @@ def read_body(data: bytes, kind: Kind) -> Body:
             logit_bias=found.get("logit_bias", ()),
             num_logprobs=_num_logprobs(found),
             constraint=_constraint(found),
+            n=found.get("n"),
         ),
         is_stream=is_stream,
         stream_options=found.get("stream_options", StreamOptions()),

@@ -128,6 +128,42 @@ def test_a_seed_draws_the_same_tokens_over_both_doors(
     assert answer.choices[0].token_ids == token_ids
 
 
+def test_several_choices_come_whole_and_streamed_with_one_prompt_in_the_usage(
+    client: openai.OpenAI, model: str
+) -> None:
+    fields = {
+        "model": model,
+        "messages": MESSAGES,
+        "max_completion_tokens": 12,
+        "temperature": 0.9,
+        "seed": 3,
+        "n": 3,
+        "extra_body": GREEDY["extra_body"],
+    }
+    whole = client.chat.completions.create(**fields)
+    alone = client.chat.completions.create(**fields | {"n": 1})
+    texts, reasons, usages = ["", "", ""], {}, []
+    for event in client.chat.completions.create(
+        **fields, stream=True, stream_options={"include_usage": True}
+    ):
+        usages += [event.usage] if event.usage else []
+        for choice in event.choices:
+            assert choice.index not in reasons
+            texts[choice.index] += choice.delta.content or ""
+            if choice.finish_reason:
+                reasons[choice.index] = choice.finish_reason
+
+    assert [choice.index for choice in whole.choices] == [0, 1, 2]
+    assert [choice.message.content for choice in whole.choices] == texts
+    assert alone.choices[0].message.content == texts[0]
+    assert len(set(texts)) == 3
+    assert reasons == dict.fromkeys(range(3), "length")
+    for usage in (whole.usage, *usages):
+        assert usage.prompt_tokens == alone.usage.prompt_tokens
+        assert usage.completion_tokens == 36
+    assert len(usages) == 1
+
+
 def test_unset_temperature_draws_and_tells_the_seed_that_repeats_it(
     client: openai.OpenAI, model: str
 ) -> None:

@@ -107,6 +107,7 @@ askings = fields(
     logit_bias=biases,
     num_logprobs=st.none() | counts,
     constraint=constraints,
+    n=st.none() | counts,
 )
 logprobs = fields(
     Logprobs,
@@ -179,6 +180,7 @@ chunks = fields(
     token_ids=ids,
     completion=st.none() | completions,
     logprobs=st.lists(logprobs, max_size=3).map(tuple),
+    index=counts,
 )
 conversations = st.lists(fields(ChatMessage, role=texts, content=texts), max_size=4)
 
