@@ -32,7 +32,8 @@ class Chunk:
     """One message of an answer; `completion` comes with the last one only.
 
     logprobs, when they were asked for, has one entry for each of token_ids. index tells which of
-    the n answers to a request this is of.
+    the n answers to a request this is of. prompt_logprobs, of answer 0 and before its first token,
+    have together one entry for each prompt token from the second on.
     """
 
     text: str
@@ -40,6 +41,7 @@ class Chunk:
     completion: Completion | None = None
     logprobs: tuple[Logprobs, ...] = ()
     index: int = 0
+    prompt_logprobs: tuple[Logprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,3 +44,4 @@ class Sampling:
     num_logprobs: int | None = None
     constraint: Constraint | None = None
     n: int | None = None
+    num_prompt_logprobs: int | None = None

@@ -14,6 +14,7 @@ from core.completion import Completion
 from core.errors import InvariantBroken, TwophaseError
 from core.request import (
     FinishReason,
+    Logprobs,
     OutputToken,
     Progress,
     Request,
@@ -27,6 +28,7 @@ from core.worker import (
     DecodeDone,
     FirstToken,
     NewToken,
+    PromptLogprobs,
     RemoteReservation,
     RequestFailed,
     Reserved,
@@ -42,7 +44,15 @@ class PrefillFailed:
     error: TwophaseError
 
 
-Event = Reserved | FirstToken | TransferReport | NewToken | RequestFailed | PrefillFailed
+Event = (
+    Reserved
+    | PromptLogprobs
+    | FirstToken
+    | TransferReport
+    | NewToken
+    | RequestFailed
+    | PrefillFailed
+)
 
 
 class Answer:
@@ -64,6 +74,7 @@ class Answer:
         self.placement: Placement | None = None
         self.num_attempts = 0
         self._undelivered: list[OutputToken] = []
+        self._prompt_logprobs: list[Logprobs] = []
         self._progress = Progress()
         self._early: dict[int, OutputToken] = {}
         self._is_stopped = False
@@ -126,6 +137,7 @@ class Answer:
         self.num_attempts += 1
         self._num_resumed_tokens = len(self.log)
         self._early.clear()
+        self._prompt_logprobs.clear()
         self.placement, self._placed_s = placement, now_s
         self._reservation = self._prefill = self._transfer = self._done = None
         self._is_prefill_lost = False
@@ -138,6 +150,8 @@ class Answer:
                 self._progress.move(RequestState.PREFILLING)
                 self._reservation = event.reservation
                 self._reserve_s = arrived_s - self._placed_s
+            case PromptLogprobs():
+                self._prompt_logprobs += event.logprobs
             case FirstToken():
                 self._prefill = event.report
                 if self._progress.state is RequestState.PREFILLING:
@@ -146,14 +160,7 @@ class Answer:
             case TransferReport():
                 self._transfer = event
             case NewToken():
-                self._prefill = event.prefill or self._prefill
-                self._done = event.done or self._done
-                if self._progress.state in (RequestState.PREFILLING, RequestState.TRANSFERRING):
-                    self._progress.move(RequestState.DECODING)
-                    assert self.placement is not None
-                    self.prompt_holder = self.placement.decode_incarnation
-                token = OutputToken(event.token_id, event.logprobs)
-                self._take_token(event.index, token, arrived_s)
+                self._take_decoded(event, arrived_s)
             case PrefillFailed():
                 # Tokens of decode prove that the KV cache arrived: nothing is needed of prefill.
                 self._is_prefill_lost = True
@@ -171,6 +178,14 @@ class Answer:
     def fail(self) -> None:
         """This attempt is over; `attempt` may begin another."""
         self._progress.move(RequestState.FAILED)
+
+    def take_prompt_logprobs(self) -> tuple[Logprobs, ...]:
+        """Those of the whole prompt, once they may be delivered; empty unless asked for, or again.
+
+        That is with the first token: an attempt that fails before has all computed again.
+        """
+        told, self._prompt_logprobs = tuple(self._prompt_logprobs), []
+        return told
 
     def take_undelivered(self) -> list[OutputToken]:
         """Tokens that may be delivered now; each is returned once."""
@@ -240,6 +255,15 @@ class Answer:
             seed=self.request.sampling.seed,
             failures=failures,
         )
+
+    def _take_decoded(self, event: NewToken, arrived_s: float) -> None:
+        self._prefill = event.prefill or self._prefill
+        self._done = event.done or self._done
+        if self._progress.state in (RequestState.PREFILLING, RequestState.TRANSFERRING):
+            self._progress.move(RequestState.DECODING)
+            assert self.placement is not None
+            self.prompt_holder = self.placement.decode_incarnation
+        self._take_token(event.index, OutputToken(event.token_id, event.logprobs), arrived_s)
 
     def _take_token(self, index: int, token: OutputToken, arrived_s: float) -> None:
         self._early[self._num_resumed_tokens + index] = token

@@ -13,6 +13,7 @@ Runs in the router's event loop.
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from core.clock import Clock
@@ -43,9 +44,12 @@ from router.request import (
 from router.running import RunningRequest, RunningRequests
 from router.several import Deliver, Delivery, Make, make_answers
 from router.text.answer_text import AnswerText
+from router.text.detokenizer import Detokenizer
 from router.text.tokenizer import Tokenizer
 from router.totals import KvCounters
 
+# At most 20 alternatives each: below gRPC's usual 4 MiB.
+PROMPT_LOGPROBS_PER_MESSAGE = 1024
 # Characters of a client or session that are looked at.
 MAX_NAME = 128
 
@@ -133,6 +137,12 @@ class Generation:
         """What one token stands for, as `Tokenizer.bytes_of`."""
         return self._tokenizer.bytes_of(token_id)
 
+    def pieces_of(self, token_ids: Sequence[int]) -> list[str]:
+        """The text of each token, a character with the last of its own; joined, of all."""
+        text = Detokenizer(self._tokenizer)
+        *pieces, last = [text.push([token_id]) for token_id in token_ids]
+        return [*pieces, last + text.finish()]
+
     def limits(self) -> Limits:
         """What the connected workers can serve: the largest of each pool count.
 
@@ -208,6 +218,12 @@ class Generation:
         request, index = answer.request, answer.index
 
         async def deliver_tokens(tokens: list[OutputToken]) -> int | None:
+            told = answer.take_prompt_logprobs()
+            for start in range(0, len(told), PROMPT_LOGPROBS_PER_MESSAGE):
+                part = told[start : start + PROMPT_LOGPROBS_PER_MESSAGE]
+                await deliver(
+                    Delivery(request, (Chunk("", (), index=index, prompt_logprobs=part),))
+                )
             chunks: list[Chunk] = []
             for token in tokens:
                 logprobs = () if token.logprobs is None else (token.logprobs,)

@@ -155,6 +155,7 @@ def sampling_of(
         frequency_penalty=_or(asked.frequency_penalty, 0.0),
         logit_bias=asked.logit_bias,
         num_logprobs=asked.num_logprobs,
+        num_prompt_logprobs=asked.num_prompt_logprobs,
         grammar=grammar,
     )
 

@@ -124,6 +124,7 @@ def _joined(chunks: Sequence[Chunk]) -> Chunk:
         chunks[-1].completion,
         tuple(logprobs for chunk in chunks for logprobs in chunk.logprobs),
         chunks[0].index,
+        tuple(logprobs for chunk in chunks for logprobs in chunk.prompt_logprobs),
     )
 
 

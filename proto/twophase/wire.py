@@ -42,6 +42,7 @@ _OPTIONAL_SAMPLING = (
     "frequency_penalty",
     "num_logprobs",
     "n",
+    "num_prompt_logprobs",
 )
 
 
@@ -105,6 +106,7 @@ def chunk_to_wire(chunk: Chunk) -> pb.GenerateResponse:
         completion=completion,
         logprobs=[logprobs_to_wire(logprobs) for logprobs in chunk.logprobs],
         index=chunk.index,
+        prompt_logprobs=map(logprobs_to_wire, chunk.prompt_logprobs),
     )
 
 
@@ -113,8 +115,14 @@ def chunk_from_wire(message: pb.GenerateResponse) -> Chunk:
     completion = (
         completion_from_wire(message.completion) if message.HasField("completion") else None
     )
-    logprobs = tuple(logprobs_from_wire(logprobs) for logprobs in message.logprobs)
-    return Chunk(message.text, tuple(message.token_ids), completion, logprobs, message.index)
+    return Chunk(
+        message.text,
+        tuple(message.token_ids),
+        completion,
+        tuple(map(logprobs_from_wire, message.logprobs)),
+        message.index,
+        tuple(map(logprobs_from_wire, message.prompt_logprobs)),
+    )
 
 
 def completion_to_wire(completion: Completion) -> pb.Completion:

@@ -27,10 +27,12 @@ from starlette.types import Message, Receive, Scope, Send
 from core.clock import Clock
 from core.completion import Chunk, Completion
 from core.errors import PeerLost, TwophaseError
+from core.request import Logprobs
 from router.generation import Generation, Incoming
 from router.http import openapi
 from router.http.body import Body, Kind, defaults_of, read_body
 from router.http.errors import INTERNAL, Problem, problem_of, renamed
+from router.http.logprobs import NO_ECHO, Echo
 from router.http.reading import JSON_TYPE, BodyReader
 from router.http.replies import Replies, Sent, error_event, server_timing
 from router.readiness import Readiness
@@ -156,6 +158,8 @@ class Reply:
         self._body = body
         self._replies = replies
         self._chunks: list[Chunk] = []
+        self._prompt_logprobs: list[Logprobs] = []
+        self._echo = NO_ECHO
         self._sent: defaultdict[int, Sent] = defaultdict(Sent)
         self._is_started = False
 
@@ -175,6 +179,12 @@ class Reply:
 
     async def _run(self, send: Send) -> Outcome:
         async def deliver(delivery: Delivery) -> None:
+            told = delivery.chunks[0].prompt_logprobs
+            if told:
+                self._prompt_logprobs += told
+                return
+            if self._body.echo and self._echo is NO_ECHO:
+                self._echo = await asyncio.to_thread(self._echo_of, delivery)
             if self._body.is_stream:
                 await self._stream(delivery, send)
             else:
@@ -194,15 +204,28 @@ class Reply:
             await send(_start(200, headers))
             opening = self._replies.opening()
         index = delivery.chunks[0].index
+        if self._body.echo and index not in self._sent:
+            echo, sent = await asyncio.to_thread(self._replies.echo, self._echo, index)
+            opening, self._sent[index] = opening + echo, sent
         events = self._replies.events(delivery, self._sent[index])
         self._sent[index] = self._sent[index].after(delivery.chunks)
         await send(_data(opening + events, is_last=False))
+
+    def _echo_of(self, delivery: Delivery) -> Echo:
+        token_ids = delivery.request.prompt_token_ids
+        pieces = self._generation.pieces_of(token_ids)
+        is_scored = self._body.asked.num_prompt_logprobs is not None
+        return Echo(token_ids, pieces, self._prompt_logprobs if is_scored else None)
 
     async def _finish(self, completions: tuple[Completion, ...], send: Send) -> None:
         if self._body.is_stream:
             await send(_data(self._replies.ending(completions), is_last=True))
             return
-        data = self._replies.whole(self._chunks, completions)
+        if self._body.echo:
+            whole = self._replies.whole
+            data = await asyncio.to_thread(whole, self._chunks, completions, self._echo)
+        else:
+            data = self._replies.whole(self._chunks, completions)
         headers = {
             **self._headers(JSON_TYPE),
             "content-length": str(len(data)),

@@ -152,7 +152,7 @@ _BOTH: dict[str, Read] = {
 TEXT: dict[str, Read] = _BOTH | {
     "prompt": prompt,
     "best_of": neutral(1),
-    "echo": neutral(False),
+    "echo": flag,
     "logprobs": count,
     "suffix": neutral(""),
     "add_special_tokens": neutral(True),

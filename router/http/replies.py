@@ -14,7 +14,15 @@ from core.request import Usage
 from core.timeline import Phases
 from router.http.body import Body, Kind
 from router.http.errors import Problem
-from router.http.logprobs import BytesOf, Json, chat_logprobs, text_logprobs
+from router.http.logprobs import (
+    NO_ECHO,
+    BytesOf,
+    Echo,
+    Json,
+    chat_logprobs,
+    joined,
+    text_logprobs,
+)
 from router.several import Delivery
 
 DONE = b"data: [DONE]\n\n"
@@ -46,12 +54,18 @@ class Replies:
     created: int
     bytes_of: BytesOf
 
-    def whole(self, chunks: list[Chunk], completions: Sequence[Completion]) -> bytes:
+    def whole(
+        self, chunks: list[Chunk], completions: Sequence[Completion], echo: Echo = NO_ECHO
+    ) -> bytes:
         """The body of answers that are not streamed; completions by index."""
+        sent = Sent(num_characters=len(echo.text))
         choices = []
         for index, completion in enumerate(completions):
             mine = [chunk for chunk in chunks if chunk.index == index]
-            choice = self._choice(self._message(mine), mine, completion.finish_reason, index=index)
+            message, reason = self._message(mine, echo.text), completion.finish_reason
+            choice = self._choice(message, mine, reason, sent, index=index)
+            if echo.logprobs is not None:
+                choice["logprobs"] = joined(echo.told(self.bytes_of), choice["logprobs"])
             if index > 0:  # that of choice 0 stands beside them all
                 choice["twophase"] = _twophase(completion)
             choices.append(choice)
@@ -62,8 +76,8 @@ class Replies:
         }
         return dumped(reply)
 
-    def _message(self, chunks: Sequence[Chunk]) -> Json:
-        text = "".join(chunk.text for chunk in chunks)
+    def _message(self, chunks: Sequence[Chunk], before: str) -> Json:
+        text = before + "".join(chunk.text for chunk in chunks)
         if self.kind is Kind.TEXT:
             return {"text": text}
         return {"message": {"role": "assistant", "content": text, "refusal": None}}
@@ -75,6 +89,12 @@ class Replies:
         opening: Json = {"delta": {"role": "assistant", "content": ""}}
         indexes = range(self.body.asked.n or 1)
         return b"".join(self._event(self._choice(opening, [], None, index=i)) for i in indexes)
+
+    def echo(self, echo: Echo, index: int) -> tuple[bytes, Sent]:
+        """The event that tells a choice's prompt, and what was sent with it."""
+        choice = self._choice({"text": echo.text}, [], None, index=index)
+        choice["logprobs"] = echo.told(self.bytes_of)
+        return self._event(choice), Sent(num_characters=len(echo.text))
 
     def events(self, delivery: Delivery, sent: Sent) -> bytes:
         """One event for each chunk of a delivery; `sent` is what its answer's earlier ones held."""

@@ -16,7 +16,6 @@ from core.worker import (
     DecodeUpdate,
     NewToken,
     RequestFailed,
-    Reserved,
     WorkerInfo,
 )
 from router.answer import Event
@@ -112,16 +111,14 @@ class DecodeMember(Member):
         """Hand out updates until the session ends; raises PeerLost when it breaks."""
         async for update in self._session:
             self.last_heard_s = clock.now_s()
-            events: tuple[Reserved | NewToken | RequestFailed, ...]
-            events = (*update.reserved, *update.tokens, *update.failed)
-            for event in events:
+            for event in update.events:
                 mailbox = self._mailboxes.get(event.request_id)
                 if mailbox is not None:
                     self._hand_out(event, mailbox)
             if update.is_draining:
                 on_draining()
 
-    def _hand_out(self, event: Reserved | NewToken | RequestFailed, mailbox: Mailbox) -> None:
+    def _hand_out(self, event: Event, mailbox: Mailbox) -> None:
         if isinstance(event, NewToken) and not mailbox.has_token:
             mailbox.has_token = True
             self.breaker.succeeded()

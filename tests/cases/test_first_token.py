@@ -122,7 +122,7 @@ async def test_the_least_number_of_tokens_holds_across_the_handoff(run, referenc
 
 
 @pytest.mark.case("B-044")
-@pytest.mark.parametrize("name", ["best_of", "prompt_logprobs", "max_new_tokens"])
+@pytest.mark.parametrize("name", ["best_of", "suffix", "max_new_tokens"])
 def test_what_is_not_offered_cannot_be_asked_for(name):
     with pytest.raises(TypeError, match=name):
         Sampling(**{name: 1})

@@ -164,6 +164,27 @@ def test_several_choices_come_whole_and_streamed_with_one_prompt_in_the_usage(
     assert len(usages) == 1
 
 
+def test_echo_scores_the_prompt_the_same_when_it_is_cached(
+    client: openai.OpenAI, cluster: LocalCluster, model: str
+) -> None:
+    text = "Rivers run to the sea, and the sea is never full."
+    asked = {"model": model, "prompt": text, "max_tokens": 3, "echo": True, "logprobs": 2, **GREEDY}
+    first = client.completions.create(**asked).choices[0]
+    again = client.completions.create(**asked).choices[0]
+    with Client(cluster.address) as grpc:
+        sampling = Sampling(max_tokens=3, ignore_eos=True, num_prompt_logprobs=2)
+        answer = grpc.generate_once(text, sampling)
+
+    assert first.text == text + answer.text
+    scores = [logprobs.chosen for logprobs in answer.prompt_logprobs]
+    for choice in (first, again):
+        assert choice.logprobs.token_logprobs[0] is None
+        told = choice.logprobs.token_logprobs[1 : 1 + len(scores)]
+        assert told == pytest.approx(scores, abs=1e-4)
+        assert len(choice.logprobs.tokens) == 1 + len(scores) + 3
+        assert "".join(choice.logprobs.tokens[: 1 + len(scores)]) == text
+
+
 def test_unset_temperature_draws_and_tells_the_seed_that_repeats_it(
     client: openai.OpenAI, model: str
 ) -> None:
