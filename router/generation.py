@@ -32,6 +32,7 @@ from router.members.fleet import Fleet
 from router.placement import max_tokens_of
 from router.readiness import Readiness
 from router.request import (
+    MAX_NAME,
     Defaults,
     Limits,
     Prompt,
@@ -50,8 +51,6 @@ from router.totals import KvCounters
 
 # At most 20 alternatives each: below gRPC's usual 4 MiB.
 PROMPT_LOGPROBS_PER_MESSAGE = 1024
-# Characters of a client or session that are looked at.
-MAX_NAME = 128
 
 
 @dataclass(frozen=True, slots=True)

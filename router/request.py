@@ -20,12 +20,15 @@ from core.request import (
     PROBE_ID,
     RequestId,
     SamplingParams,
+    Sender,
 )
 from core.sampling import Sampling
 from router.text.tokenizer import Tokenizer
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 256
+# Characters of a client or session.
+MAX_NAME = 128
 
 Number = TypeVar("Number", int, float)
 Prompt = str | Sequence[ChatMessage] | Sequence[int]
@@ -74,6 +77,15 @@ def request_id_of(text: str) -> RequestId:
     if ATTEMPT_MARK in text:
         raise InvalidRequest("request_id", text, f"must not contain {ATTEMPT_MARK}")
     return RequestId(text or uuid.uuid4().hex)
+
+
+def checked_sender(sender: Sender) -> Sender:
+    """On whose behalf a request comes, if its names are short enough."""
+    for field, name in (("session", sender.session), ("user", sender.client)):
+        if len(name) > MAX_NAME:
+            limit = f"at most {MAX_NAME} are taken"
+            raise InvalidRequest(field, f"{len(name)} characters", limit)
+    return sender
 
 
 def check_model(model: str, limits: Limits) -> None:

@@ -17,13 +17,18 @@ from core.request import RequestId
 from router.codec import Codec
 from router.config import FrontDoorConfig
 from router.generation import Generation, Incoming
-from router.request import Prompt, request_id_of
+from router.request import Prompt, checked_sender, request_id_of
 from router.running import RunningRequests
 from router.several import Deliver, Delivery
 from twophase.server import Context, abort
 from twophase.v1 import inference_pb2 as pb
 from twophase.v1 import inference_pb2_grpc as pb_grpc
-from twophase.wire import chat_messages_from_wire, chunk_to_wire, sampling_from_wire
+from twophase.wire import (
+    chat_messages_from_wire,
+    chunk_to_wire,
+    sampling_from_wire,
+    sender_from_wire,
+)
 
 
 class InferenceService(pb_grpc.InferenceServicer):
@@ -74,6 +79,7 @@ class InferenceService(pb_grpc.InferenceServicer):
                 asked=sampling_from_wire(request.sampling),
                 received_s=received_s,
                 time_limit_s=context.time_remaining(),
+                sender=checked_sender(sender_from_wire(request)),
             )
             await self._generation.run(incoming, deliver)
         except TwophaseError as error:

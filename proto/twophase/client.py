@@ -17,7 +17,7 @@ from typing import Self
 import grpc
 
 from core.completion import ChatMessage, Chunk
-from core.request import RequestId, WorkerName
+from core.request import Priority, RequestId, Sender, WorkerName
 from core.sampling import Sampling
 from core.security import Tls
 from core.worker import BlockHolder
@@ -68,6 +68,7 @@ class Client:
         request_id: str = "",
         model: str = "",
         timeout_s: float | None = None,
+        sender: Sender = Sender(),
     ) -> Iterator[Chunk]:
         """The answer as it comes; closing the iterator cancels the request.
 
@@ -79,8 +80,9 @@ class Client:
             request_id: made by the server when empty.
             model: refused if it is not the one served; empty takes that one.
             timeout_s: deadline of the whole request.
+            sender: on whose behalf: session, priority, client.
         """
-        message = generate_request(prompt, sampling, request_id, model)
+        message = generate_request(prompt, sampling, request_id, model, sender)
         stream = self._inference.Generate(message, timeout=timeout_s)
         try:
             for response in stream:
@@ -98,10 +100,16 @@ class Client:
         request_id: str = "",
         model: str = "",
         timeout_s: float | None = None,
+        sender: Sender = Sender(),
     ) -> Chunk:
         """The whole answer as one chunk, the first if there are several; as for `generate`."""
         answers = self.generate_all(
-            prompt, sampling, request_id=request_id, model=model, timeout_s=timeout_s
+            prompt,
+            sampling,
+            request_id=request_id,
+            model=model,
+            timeout_s=timeout_s,
+            sender=sender,
         )
         return answers[0]
 
@@ -113,9 +121,10 @@ class Client:
         request_id: str = "",
         model: str = "",
         timeout_s: float | None = None,
+        sender: Sender = Sender(),
     ) -> list[Chunk]:
         """Each of sampling.n answers as one chunk, by index; arguments as for `generate`."""
-        message = generate_request(prompt, sampling, request_id, model)
+        message = generate_request(prompt, sampling, request_id, model, sender)
         request = pb.GenerateOnceRequest(request=message)
         reply = call(self.address, self._inference.GenerateOnce, request, timeout_s)
         return [chunk_from_wire(answer) for answer in (reply.answer, *reply.other_answers)]
@@ -198,9 +207,10 @@ class AsyncClient:
         request_id: str = "",
         model: str = "",
         timeout_s: float | None = None,
+        sender: Sender = Sender(),
     ) -> AsyncIterator[Chunk]:
         """As Client.generate; closing or cancelling the iteration cancels the request."""
-        message = generate_request(prompt, sampling, request_id, model)
+        message = generate_request(prompt, sampling, request_id, model, sender)
         stream = self._inference.Generate(message, timeout=timeout_s)
         try:
             async for response in stream:
@@ -218,10 +228,16 @@ class AsyncClient:
         request_id: str = "",
         model: str = "",
         timeout_s: float | None = None,
+        sender: Sender = Sender(),
     ) -> Chunk:
         """The whole answer as one chunk, the first if there are several; as for `generate`."""
         answers = await self.generate_all(
-            prompt, sampling, request_id=request_id, model=model, timeout_s=timeout_s
+            prompt,
+            sampling,
+            request_id=request_id,
+            model=model,
+            timeout_s=timeout_s,
+            sender=sender,
         )
         return answers[0]
 
@@ -233,9 +249,10 @@ class AsyncClient:
         request_id: str = "",
         model: str = "",
         timeout_s: float | None = None,
+        sender: Sender = Sender(),
     ) -> list[Chunk]:
         """Each of sampling.n answers as one chunk, by index; arguments as for `generate`."""
-        message = generate_request(prompt, sampling, request_id, model)
+        message = generate_request(prompt, sampling, request_id, model, sender)
         request = pb.GenerateOnceRequest(request=message)
         reply = await call_async(self.address, self._inference.GenerateOnce, request, timeout_s)
         return [chunk_from_wire(answer) for answer in (reply.answer, *reply.other_answers)]
@@ -309,8 +326,10 @@ __all__ = [
     "Client",
     "ClusterStatus",
     "ModelInfo",
+    "Priority",
     "Prompt",
     "RequestId",
     "Sampling",
+    "Sender",
     "Tls",
 ]

@@ -4,7 +4,16 @@ Nothing is validated here beyond what the types say; `router/service` refuses wh
 """
 
 from core.completion import ChatMessage, Chunk, Completion
-from core.request import FinishReason, Logprobs, RequestId, Usage, WorkerName
+from core.errors import InvalidRequest
+from core.request import (
+    FinishReason,
+    Logprobs,
+    Priority,
+    RequestId,
+    Sender,
+    Usage,
+    WorkerName,
+)
 from core.sampling import Constraint, ConstraintKind, Sampling
 from core.timeline import Phases, TransferReport
 from twophase.v1 import inference_pb2 as pb
@@ -84,6 +93,31 @@ def sampling_from_wire(message: pb.SamplingParams) -> Sampling:
         constraint=constraint_from_wire(message.constraint),
         **given,
     )
+
+
+_PRIORITIES = {
+    Priority.HIGH: pb.PRIORITY_HIGH,
+    Priority.NORMAL: pb.PRIORITY_NORMAL,
+    Priority.LOW: pb.PRIORITY_LOW,
+}
+_PRIORITIES_BACK = {value: key for key, value in _PRIORITIES.items()} | {
+    pb.PRIORITY_UNSPECIFIED: Priority.NORMAL
+}
+
+
+def put_sender(sender: Sender, message: pb.GenerateRequest) -> None:
+    """Write on whose behalf a request comes into its message."""
+    message.session, message.user = sender.session, sender.client
+    message.priority = _PRIORITIES[sender.priority]
+
+
+def sender_from_wire(message: pb.GenerateRequest) -> Sender:
+    """On whose behalf a request comes; raises InvalidRequest for a priority that is none."""
+    priority = _PRIORITIES_BACK.get(message.priority)
+    if priority is None:
+        known = ", ".join(pb.Priority.keys())
+        raise InvalidRequest("priority", message.priority, f"must be one of {known}")
+    return Sender(message.user, message.session, priority)
 
 
 def logprobs_to_wire(logprobs: Logprobs) -> pb.Logprobs:
