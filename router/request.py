@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from core.completion import ChatMessage
-from core.errors import InvalidRequest
+from core.errors import InvalidRequest, PromptTooLong
 from core.request import (
     ATTEMPT_MARK,
     DEFAULT_MAX_TOKENS,
@@ -206,7 +206,7 @@ def _or(value: Number | None, default: Number) -> Number:
 
 def _require_fits(num_tokens: int, most: int) -> None:
     if num_tokens > most:
-        raise InvalidRequest(
+        raise PromptTooLong(
             "prompt", f"{num_tokens} tokens or more", f"at most {most} fit the context"
         )
 

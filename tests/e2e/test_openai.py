@@ -223,7 +223,7 @@ def test_errors_arrive_as_the_package_knows_them(client: openai.OpenAI, model: s
 
     assert unknown.value.code == "model_not_found"
     assert tools.value.param == "tools"
-    assert long.value.param == "prompt"
+    assert (long.value.param, long.value.code) == ("prompt", "context_length_exceeded")
     assert long.value.type == "invalid_request_error"
 
 

@@ -266,6 +266,7 @@ all_errors = st.one_of(
     st.builds(errors.TwophaseError, texts),
     st.builds(errors.InvalidRequest, texts, texts | st.integers() | st.floats(), texts),
     st.builds(errors.DuplicateRequest, texts),
+    st.builds(errors.PromptTooLong, texts, texts, texts),
     st.builds(errors.Overloaded, texts, retry_after_s=seconds),
     st.builds(errors.DeadlineExceeded, texts),
     st.builds(errors.Cancelled, texts),
