@@ -7,7 +7,7 @@ import asyncio
 
 from core.clock import Clock
 from core.errors import InvalidRequest, PeerLost, TwophaseError
-from core.listing import ListedRequest, ListedWorker, WorkerState
+from core.listing import ListedRequest, ListedWorker
 from core.request import PROBE_ID, WorkerName, id_of_attempt
 from core.worker import BlockHolder, Role
 from router.config import FrontDoorConfig
@@ -136,13 +136,12 @@ class AdminService(pb_grpc.AdminServicer):
 
 def _listed_worker(member: Member, now_s: float) -> ListedWorker:
     info = member.info
-    state = WorkerState.READY if member.is_usable(now_s) else WorkerState.SUSPECT
     return ListedWorker(
         name=info.name,
         role=info.role,
         address=member.peer.address,
         incarnation=info.incarnation,
-        state=WorkerState.DRAINING if member.is_draining else state,
+        state=member.state(now_s),
         num_requests=member.num_requests,
         num_prompt_tokens=member.num_prompt_tokens,
         max_context_tokens=info.max_context_tokens,

@@ -85,7 +85,7 @@ class Answer:
         self._prefill: PrefillReport | None = None
         self._transfer: TransferReport | None = None
         self._done: DecodeDone | None = None
-        self._received_s = received_s
+        self.received_s = received_s
         self._tokenize_s = tokenize_s
         self._first_placed_s = received_s
         self._placed_s = received_s
@@ -298,7 +298,7 @@ class Answer:
         first_delivered_s = now_s if self._first_delivered_s is None else self._first_delivered_s
         return Phases(
             tokenize_s=self._tokenize_s,
-            place_s=self._first_placed_s - self._received_s - self._tokenize_s,
+            place_s=self._first_placed_s - self.received_s - self._tokenize_s,
             recovery_s=self._placed_s - self._first_placed_s,
             reserve_s=self._reserve_s,
             queue_s=prefill.queue_s,
@@ -307,8 +307,8 @@ class Answer:
             slot_wait_s=self._done.report.slot_wait_s if self._done else 0.0,
             decode_s=self._decode_s(),
             delivery_s=self._last_delivered_s - self._token_arrived_s,
-            total_s=now_s - self._received_s,
-            time_to_first_token_s=first_delivered_s - self._received_s,
+            total_s=now_s - self.received_s,
+            time_to_first_token_s=first_delivered_s - self.received_s,
         )
 
     def _decode_s(self) -> float:

@@ -14,7 +14,7 @@ Runs in the router's event loop.
 import asyncio
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from core.clock import Clock
 from core.completion import Chunk, Completion
@@ -44,6 +44,7 @@ from router.request import (
 )
 from router.running import RunningRequest, RunningRequests
 from router.several import Deliver, Delivery, Make, make_answers
+from router.telemetry.measured import Measured
 from router.text.answer_text import AnswerText
 from router.text.detokenizer import Detokenizer
 from router.text.tokenizer import Tokenizer
@@ -55,11 +56,12 @@ PROMPT_LOGPROBS_PER_MESSAGE = 1024
 
 @dataclass(frozen=True, slots=True)
 class FrontDoor:
-    """What all services share: who is inside, is the cluster ready, where KV caches came from."""
+    """What all services share: who is inside, is the cluster ready, and what was measured."""
 
     readiness: Readiness
     counters: KvCounters
     running: RunningRequests
+    measured: Measured = field(default_factory=Measured)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,7 @@ class Generation:
         self._tokenizer = tokenizer
         self._counters = door.counters
         self._running = door.running
+        self._measured = door.measured
         self._config = config
         self._clock = clock
         self._max_n = min(config.router.max_n, config.router.max_active_requests)
@@ -120,13 +123,18 @@ class Generation:
             id_, received_s = incoming.request_id, incoming.received_s
             with self._running.entered(id_, received_s, num_answers) as running:
                 request = await self._checked(incoming)
-                stops = stop_strings_of(incoming.asked)
                 prompt_read = asyncio.Event()
-                make = self._making(request, stops, running, prompt_read)
-                completions = await make_answers(num_answers, make, deliver, prompt_read)
-        except TwophaseError as error:
-            self._log.info("request %s: %s", incoming.request_id, error)
+                make = self._making(incoming, request, running, prompt_read)
+                try:
+                    completions = await make_answers(num_answers, make, deliver, prompt_read)
+                finally:
+                    self._measured.left(running.answers)
+        except BaseException as error:
+            self._measured.failed(error)
+            if isinstance(error, TwophaseError):
+                self._log.info("request %s: %s", incoming.request_id, error)
             raise
+        self._measured.finished(completions)
         for index, completion in enumerate(completions):
             self._counters.finished(completion)
             self._log_completion(answer_id(incoming.request_id, index), completion)
@@ -188,13 +196,13 @@ class Generation:
 
     def _making(
         self,
+        incoming: Incoming,
         request: Request,
-        stops: tuple[str, ...],
         running: RunningRequest,
         prompt_read: asyncio.Event,
     ) -> Make:
         """What makes one of the request's answers; `prompt_read` is set once decode has begun."""
-        received_s = running.received_s
+        stops, received_s = stop_strings_of(incoming.asked), running.received_s
         tokenize_s = self._clock.now_s() - received_s
 
         async def make(index: int, deliver: Deliver) -> Completion:
@@ -215,6 +223,7 @@ class Generation:
 
     async def _answer(self, answer: Answer, text: AnswerText, deliver: Deliver) -> Completion:
         request, index = answer.request, answer.index
+        meter = self._measured.meter(answer.received_s, self._clock)
 
         async def deliver_tokens(tokens: list[OutputToken]) -> int | None:
             told = answer.take_prompt_logprobs()
@@ -231,6 +240,7 @@ class Generation:
                 if text.is_stopped:
                     break
             await deliver(Delivery(request, tuple(chunks)))
+            meter.delivered()
             return len(chunks) if text.is_stopped else None
 
         completion = await self._dispatcher.run(answer, deliver=deliver_tokens)

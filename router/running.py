@@ -154,6 +154,11 @@ class RunningRequests:
         """How many are inside."""
         return len(self._by_id)
 
+    @property
+    def num_answers(self) -> int:
+        """How many answers they have asked for."""
+        return self._num_answers
+
     def is_inside(self, request_id: RequestId) -> bool:
         """Whether the request is."""
         return request_id in self._by_id

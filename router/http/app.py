@@ -12,7 +12,7 @@ router's event loop.
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any
@@ -28,6 +28,7 @@ from core.clock import Clock
 from core.completion import Chunk, Completion
 from core.errors import PeerLost, TwophaseError
 from core.request import Logprobs
+from core.telemetry import CONTENT_TYPE
 from router.generation import Generation, Incoming
 from router.http import openapi
 from router.http.body import Body, Kind, defaults_of, read_body
@@ -55,6 +56,7 @@ class HttpApp:
     model: str
     defaults: Defaults
     clock: Clock
+    metrics: Callable[[], bytes]
     bodies: BodyReader = field(default_factory=BodyReader)
 
     def asgi(self) -> Starlette:
@@ -68,6 +70,7 @@ class HttpApp:
                 Route(openapi.PATH, self.openapi),
                 Route("/health", self.health),
                 Route("/ready", self.ready),
+                Route("/metrics", self.tell_metrics),
             ],
             exception_handlers={
                 HTTPException: _refused,
@@ -109,6 +112,10 @@ class HttpApp:
         if self.readiness.is_ready:
             return JSONResponse({"status": "ready"})
         return JSONResponse({"status": "not ready"}, status_code=503)
+
+    async def tell_metrics(self, request: Request) -> Response:
+        """GET /metrics: docs/metrics.md, in Prometheus' text format."""
+        return Response(self.metrics(), headers={"content-type": CONTENT_TYPE})
 
     def _model(self) -> dict[str, object]:
         limits = self.generation.limits()
