@@ -8,7 +8,7 @@ PROTOS := $(wildcard proto/twophase/v1/*.proto)
 PACKAGES := core engine kv_transfer prefill_worker decode_worker router deploy bench proto/twophase
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-thorough check proto format model parity clean \
+.PHONY: help demo serve test test-thorough check docs proto format model parity clean \
 	fuzz chaos bench-engine bench-cancel bench-frontdoor bench-interference bench-recovery \
 	bench-transfer
 
@@ -55,6 +55,9 @@ format: $(DEV)  ## Put the code into the house format
 proto: $(DEV)  ## Generate the message modules from proto/twophase/v1/*.proto
 	$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=proto --pyi_out=proto \
 		--grpc_python_out=proto $(PROTOS)
+
+docs: $(DEV)  ## Write docs/metrics.md from the metric table
+	$(BIN)/python -m tests.metrics_page
 
 parity: $(DEV)  ## Compare every mode and transport with a file of reference tokens
 	$(BIN)/python -m bench.parity $(REFERENCE)

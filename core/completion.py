@@ -34,13 +34,17 @@ class Chunk:
     """One message of an answer; `completion` comes with the last one only.
 
     logprobs, when they were asked for, has one entry for each of token_ids. seed, the one in force,
-    comes with the first message of a stream only.
+    comes with the first message of an answer only. index tells which of the n answers to a request
+    this is of. prompt_logprobs, of answer 0 and before its first token, have together one entry for
+    each prompt token from the second on.
     """
 
     text: str
     token_ids: tuple[int, ...]
     completion: Completion | None = None
     logprobs: tuple[Logprobs, ...] = ()
+    index: int = 0
+    prompt_logprobs: tuple[Logprobs, ...] = ()
     seed: int | None = None
 
 

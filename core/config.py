@@ -180,9 +180,11 @@ class RouterConfig(_Section):
     workers: tuple[str, ...] = ()
     """host:port of workers that were started by hand."""
     max_active_requests: int = Field(default=1024, ge=1)
-    """Requests between first and last message; more are refused with RESOURCE_EXHAUSTED."""
+    """Answers between first and last message; more are refused with RESOURCE_EXHAUSTED."""
     history: int = Field(default=1000, ge=1)
-    """Ended requests that `twophase explain` and `diagnose` can tell of."""
+    """Ended answers that `twophase explain` and `diagnose` can tell of."""
+    max_n: int = Field(default=16, ge=1, le=128)
+    """Answers that one request may ask for."""
     max_message: ByteSize | None = Field(default=None, ge=4096)
     """Most bytes of one gRPC message; default: what a prompt of the checkpoint's context can need,
     at least 4MiB and at most 64MiB."""

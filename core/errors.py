@@ -4,7 +4,8 @@
 
     TwophaseError
     |-- InvalidRequest      the caller must change the request (field, value, limit)
-    |   `-- DuplicateRequest  a request of that id is running
+    |   |-- DuplicateRequest  a request of that id is running
+    |   `-- PromptTooLong     the prompt leaves no room for an answer
     |-- Unauthenticated     the caller showed no key or secret that is known
     |-- PermissionDenied    the caller is known, and may not do this
     |-- Overloaded          a bound was reached; may be tried again after `retry_after_s`
@@ -58,6 +59,10 @@ class InvalidRequest(TwophaseError):
         self.field = field
         self.value = str(value)
         self.limit = limit
+
+
+class PromptTooLong(InvalidRequest):
+    """The prompt does not fit the context with one token of answer."""
 
 
 class Unauthenticated(TwophaseError):

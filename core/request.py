@@ -61,8 +61,13 @@ class Resumption:
     mark: str
 
 
+def answer_id(request_id: RequestId, index: int) -> RequestId:
+    """What workers call the index-th of n answers, from 0: the request's id, then `id~n1`, ..."""
+    return request_id if index == 0 else RequestId(f"{request_id}{ATTEMPT_MARK}n{index}")
+
+
 def id_of_attempt(request_id: RequestId) -> RequestId:
-    """The request that an id of `attempt_id` belongs to."""
+    """The request that an id of `attempt_id` or `answer_id` belongs to."""
     return RequestId(request_id.partition(ATTEMPT_MARK)[0])
 
 
@@ -94,6 +99,7 @@ class SamplingParams:
 
     num_logprobs None asks for none; otherwise each token comes with its log-probability under the
     model's own distribution (no temperature, no penalty) and those of so many likeliest tokens.
+    num_prompt_logprobs asks the same of each prompt token but the first.
     """
 
     max_tokens: int = DEFAULT_MAX_TOKENS
@@ -110,6 +116,7 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = ()
     num_logprobs: int | None = None
     grammar: str | None = None
+    num_prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
         """Refuse values outside the documented ranges with field, value and limit."""
@@ -144,9 +151,10 @@ class SamplingParams:
             _require(
                 -100.0 <= bias <= 100.0, f"logit_bias[{token_id}]", bias, "must be -100 to 100"
             )
-        count = self.num_logprobs
         limit = f"must be 0 to {MAX_LOGPROBS}"
-        _require(count is None or 0 <= count <= MAX_LOGPROBS, "num_logprobs", count, limit)
+        for name in ("num_logprobs", "num_prompt_logprobs"):
+            count = getattr(self, name)
+            _require(count is None or 0 <= count <= MAX_LOGPROBS, name, count, limit)
 
     @property
     def needs_history(self) -> bool:
@@ -163,6 +171,11 @@ class SamplingParams:
 def _require(fact: bool, name: str, value: object, limit: str) -> None:
     if not fact:
         raise InvalidRequest(name, value, limit)
+
+
+def derived_seed(seed: int, index: int) -> int:
+    """The seed of the index-th of n answers: far from that of any other answer or seed."""
+    return xxhash.xxh3_64_intdigest(index.to_bytes(8, "little"), seed=seed) & MAX_SEED
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,17 +257,48 @@ class Request:
     def resumed(self, output_token_ids: Sequence[int], attempt: int) -> "Request":
         """The rest of this request as its `attempt`-th try: what was emitted joins the prompt.
 
-        Positions, and so seeded draws, stay as they were. At least one token must be missing.
+        Positions, and so seeded draws, stay as they were. At least one token must be missing. What
+        is told of the prompt came before the first token.
         """
-        num_missing = self.sampling.max_tokens - len(output_token_ids)
+        sampling = self.sampling
+        num_missing = sampling.max_tokens - len(output_token_ids)
+        num_prompt_logprobs = None if output_token_ids else sampling.num_prompt_logprobs
         mark = "" if self.resumption is None else self.resumption.mark
         return Request(
             request_id=attempt_id(self.request_id, attempt, mark),
             prompt_token_ids=(*self.prompt_token_ids, *output_token_ids),
-            sampling=replace(self.sampling, max_tokens=num_missing),
+            sampling=replace(
+                sampling, max_tokens=num_missing, num_prompt_logprobs=num_prompt_logprobs
+            ),
             deadline_s=self.deadline_s,
             num_resumed_tokens=len(output_token_ids),
         )
+
+    def answer(self, index: int) -> "Request":
+        """What the index-th of n answers asks of workers; answer 0 is this request itself."""
+        if index == 0:
+            return self
+        seed = derived_seed(self.sampling.seed, index)
+        # The prompt is the same for all: answer 0 tells of it.
+        sampling = replace(self.sampling, seed=seed, num_prompt_logprobs=None)
+        return replace(self, request_id=answer_id(self.request_id, index), sampling=sampling)
+
+    @property
+    def cacheable_token_ids(self) -> tuple[int, ...]:
+        """Prompt tokens that a worker which reads the prompt may take from its prefix cache.
+
+        None where log-probabilities of the prompt are wanted: they come with computing it.
+        """
+        return () if self.is_scored else self.prompt_token_ids
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether log-probabilities of the prompt are wanted."""
+        return self.sampling.num_prompt_logprobs is not None
+
+    def targets(self, start: int, end: int) -> tuple[int, ...]:
+        """What follows the prompt tokens [start, end) in the prompt, if that is to be told of."""
+        return self.prompt_token_ids[start + 1 : end + 1] if self.is_scored else ()
 
     def finish_reason(self, token_id: int, num_output_tokens: int) -> FinishReason | None:
         """Why `token_id`, the `num_output_tokens`-th of the answer, is the last; None if not."""

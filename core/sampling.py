@@ -43,3 +43,5 @@ class Sampling:
     logit_bias: tuple[tuple[int, float], ...] = ()
     num_logprobs: int | None = None
     constraint: Constraint | None = None
+    n: int | None = None
+    num_prompt_logprobs: int | None = None

@@ -16,7 +16,8 @@ class Phases:
     """Seconds of each phase of one request, and the whole.
 
     tokenize          prompt text to token ids
-    place             admission, the wait in line and the choice of workers
+    place             admission, the wait in line and the choice of workers; of a further answer to
+                      the same prompt also the wait until the first one has its KV cache
     recovery          attempts that a worker failed, until the last one was placed
     reserve           router asks decode for blocks, until decode grants them
     queue             waiting at the prefilling worker, also between two chunks

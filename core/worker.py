@@ -171,7 +171,15 @@ class FirstToken:
     logprobs: Logprobs | None = None
 
 
-PrefillEvent = FirstToken | TransferReport
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Of the next tokens of a request's prompt, from its second on; the first token comes after."""
+
+    request_id: RequestId
+    logprobs: tuple[Logprobs, ...]
+
+
+PrefillEvent = PromptLogprobs | FirstToken | TransferReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +247,12 @@ class DecodeUpdate:
     tokens: tuple[NewToken, ...] = ()
     failed: tuple[RequestFailed, ...] = ()
     is_draining: bool = False
+    prompt_logprobs: tuple[PromptLogprobs, ...] = ()
+
+    @property
+    def events(self) -> tuple["Reserved | PromptLogprobs | NewToken | RequestFailed", ...]:
+        """What it tells of single requests, in the order in which it happened to each."""
+        return (*self.reserved, *self.prompt_logprobs, *self.tokens, *self.failed)
 
 
 @dataclass(slots=True)
@@ -248,7 +262,13 @@ class UpdateBuilder:
     reserved: list[Reserved] = field(default_factory=list)
     tokens: list[NewToken] = field(default_factory=list)
     failed: list[RequestFailed] = field(default_factory=list)
+    prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
 
     def build(self) -> DecodeUpdate:
         """The gathered update."""
-        return DecodeUpdate(tuple(self.reserved), tuple(self.tokens), tuple(self.failed))
+        return DecodeUpdate(
+            tuple(self.reserved),
+            tuple(self.tokens),
+            tuple(self.failed),
+            prompt_logprobs=tuple(self.prompt_logprobs),
+        )

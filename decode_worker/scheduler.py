@@ -13,18 +13,20 @@ Pure: knows no clock, no blocks and no device.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from core.config import Mode
 from core.request import RequestId
+from engine.batch import MAX_TARGETS
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt that is read at this worker and has tokens left."""
+    """A prompt that is read at this worker and has tokens left; is_scored: each needs logits."""
 
     request_id: RequestId
     num_remaining_tokens: int
+    is_scored: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,7 @@ class Scheduler:
         Returns:
             Empty only when both lists are.
         """
+        prompts = _within_targets(prompts)
         decodes = tuple(Share(request_id, 1) for request_id in running[: self._max_num_sequences])
         if self._mode is Mode.COLOCATED and prompts:
             return self._whole(prompts)
@@ -77,3 +80,15 @@ class Scheduler:
             shares.append(Share(prompt.request_id, num_tokens))
             budget -= num_tokens
         return tuple(shares)
+
+
+def _within_targets(prompts: Sequence[Prompt]) -> list[Prompt]:
+    """Of those that need logits of each token only the oldest, and a bounded part of it."""
+    scored = [prompt for prompt in prompts if prompt.is_scored]
+    return [
+        replace(prompt, num_remaining_tokens=min(prompt.num_remaining_tokens, MAX_TARGETS))
+        if prompt.is_scored
+        else prompt
+        for prompt in prompts
+        if prompt not in scored[1:]
+    ]

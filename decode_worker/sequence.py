@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, field
 
-from core.request import Request, WorkerName
+from core.request import Logprobs, Request, WorkerName
 from core.timeline import DecodeReport, PrefillReport
-from core.worker import BlockHolder, RemoteReservation, WorkerInfo
+from core.worker import BlockHolder, PromptLogprobs, RemoteReservation, WorkerInfo
 from decode_worker.pace import Pace, StepFacts
 from engine.batch import SequenceStep
 from engine.block_pool import Reservation
@@ -45,6 +45,12 @@ class Sequence:
     def num_remaining_prompt_tokens(self) -> int:
         """Prompt tokens that are still to be read here."""
         return max(self.request.num_prompt_tokens - self.num_computed_tokens, 0)
+
+    @property
+    def cacheable_token_ids(self) -> tuple[int, ...]:
+        """Prompt tokens whose KV may come from the prefix cache."""
+        request = self.request
+        return request.cacheable_token_ids if self.is_local else request.prompt_token_ids
 
     @property
     def is_running(self) -> bool:
@@ -131,7 +137,13 @@ class Sequence:
             block_table=self.reservation.block_ids,
             sampling=self.request.sampling if is_sampled else None,
             history=history_of(self.request, self.output_token_ids) if is_sampled else None,
+            targets=() if self.is_running else self.request.targets(start, end),
+            num_top=self.request.sampling.num_prompt_logprobs or 0,
         )
+
+    def scored(self, logprobs: tuple[Logprobs, ...]) -> PromptLogprobs:
+        """What its router is told of the prompt tokens that a step has read."""
+        return PromptLogprobs(self.request.request_id, logprobs)
 
     def computed(self, num_tokens: int, compute_s: float) -> None:
         """A step with `num_tokens` of its tokens took `compute_s`."""

@@ -19,7 +19,6 @@ from collections import defaultdict
 from core.errors import (
     DeadlineExceeded,
     InvalidRequest,
-    Overloaded,
     PeerStopping,
     TransferFailure,
     TwophaseError,
@@ -174,7 +173,7 @@ class DecodeWorker:
         assert not self._in_step
         running = [id_ for id_, sequence in self._sequences.items() if sequence.is_running]
         prompts = [
-            Prompt(id_, sequence.num_remaining_prompt_tokens)
+            Prompt(id_, sequence.num_remaining_prompt_tokens, sequence.request.is_scored)
             for id_, sequence in self._sequences.items()
             if sequence.is_local and sequence.reservation and not sequence.is_running
         ]
@@ -199,6 +198,9 @@ class DecodeWorker:
             if sequence.is_running and sequence.pace is None:
                 sequence.pace = Pace(self._step_started_s)
             sequence.computed(num_tokens, result.compute_s)
+            if i in result.prompt_logprobs:
+                told = sequence.scored(result.prompt_logprobs[i])
+                self._updates[sequence.session_id].prompt_logprobs.append(told)
             if i in result.failures:
                 self._fail(sequence, result.failures[i], now_s)
             if token_id is not None:
@@ -227,9 +229,8 @@ class DecodeWorker:
         if request.request_id in self._sequences:
             raise InvalidRequest("request_id", request.request_id, "is in use")
         num_cache_tokens = self.pool.num_blocks * self.pool.block_size
-        self._limits.check(request, num_cache_tokens=num_cache_tokens)
-        if len(self._waiting) >= self._limits.max_waiting_requests:
-            raise Overloaded(f"{len(self._waiting)} requests wait for KV blocks")
+        num_waiting = len(self._waiting)
+        self._limits.check(request, num_cache_tokens=num_cache_tokens, num_waiting=num_waiting)
 
     def _settle(self, outcome: Outcome, now_s: float) -> None:
         match outcome:
@@ -254,7 +255,7 @@ class DecodeWorker:
 
     def _try_grant(self, sequence: Sequence, now_s: float) -> bool:
         request = sequence.request
-        shared = self.pool.match_prefix(request.prompt_token_ids)
+        shared = self.pool.match_prefix(sequence.cacheable_token_ids)
         # The KV of the last token is never written: nothing comes after it.
         num_blocks = self._info.layout.num_blocks(request.max_num_tokens - 1)
         reservation = self.pool.reserve(num_blocks - len(shared), shared=shared)
@@ -264,8 +265,7 @@ class DecodeWorker:
         sequence.granted_s = now_s
         remote = sequence.remote(self._info, self.address)
         if sequence.is_local:
-            sequence.num_cached_tokens = remote.num_shared_tokens
-            sequence.num_computed_tokens = remote.num_shared_tokens
+            sequence.num_cached_tokens = sequence.num_computed_tokens = remote.num_shared_tokens
         else:
             self.handoffs.open(sequence.inbound(remote), lease_until_s=request.deadline_s)
         self._updates[sequence.session_id].reserved.append(Reserved(request.request_id, remote))

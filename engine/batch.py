@@ -20,6 +20,9 @@ from engine.logits import History
 Array = np.ndarray[Any, Any]
 Upload = Callable[[Sequence[Array]], list[torch.Tensor]]
 
+# Tokens of one step that may have targets: each takes a row of logits as long as the vocabulary.
+MAX_TARGETS = 256
+
 
 @dataclass(frozen=True, slots=True)
 class SequenceStep:
@@ -27,7 +30,8 @@ class SequenceStep:
 
     The KV of [0, start) already lies in the blocks of `block_table`, which also has room for the
     new tokens. sampling None means that no token is sampled: a chunk that is not the last.
-    history is there whenever sampling.needs_history.
+    history is there whenever sampling.needs_history. targets: which tokens follow the first
+    len(targets) of this step, when their log-probabilities are wanted, with num_top alternatives.
     """
 
     token_ids: Sequence[int]
@@ -35,6 +39,13 @@ class SequenceStep:
     block_table: Sequence[int]
     sampling: SamplingParams | None
     history: History | None = None
+    targets: Sequence[int] = ()
+    num_top: int = 0
+
+    @property
+    def num_logits(self) -> int:
+        """Of its last tokens, how many need logits: all of a step that has targets."""
+        return len(self.token_ids) if self.targets else int(self.sampling is not None)
 
     @property
     def end(self) -> int:
@@ -47,13 +58,15 @@ class StepResult:
     """One entry per step: the sampled token id, None where no token was asked for.
 
     logprobs: by index of the step, where they were asked for. failures: by index, requests whose
-    token could not be chosen; the others are not touched by that.
+    token could not be chosen; the others are not touched by that. prompt_logprobs: by index, one
+    for each of the step's targets.
     """
 
     token_ids: list[int | None]
     compute_s: float
     logprobs: Mapping[int, Logprobs] = field(default_factory=dict)
     failures: Mapping[int, TwophaseError] = field(default_factory=dict)
+    prompt_logprobs: Mapping[int, tuple[Logprobs, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,14 +150,15 @@ def build_batch(
     query_starts = _sums(lens)
     tables = _padded_tables(steps, block_size=block_size, least_width=table_width)
     is_decode = lens == 1
-    is_sampled = np.array([step.sampling is not None for step in steps])
+    num_logits = np.array([step.num_logits for step in steps])
+    num_after_T = np.repeat(query_starts[1:], lens) - np.arange(query_starts[-1])
     arrays = {
         **_tokens(steps, lens, starts, tables, block_size),
         "query_starts_B1": query_starts.astype(np.int32),
         "context_lens_B": (starts + lens).astype(np.int32),
         "key_starts_B1": _sums(starts + lens).astype(np.int32),
         "block_tables_BP": tables,
-        "sampled_rows": query_starts[1:][is_sampled] - 1,
+        "sampled_rows": np.flatnonzero(num_after_T <= np.repeat(num_logits, lens)),
         "decode_rows": query_starts[:-1][is_decode],
         "decode_sequences": np.flatnonzero(is_decode),
     }

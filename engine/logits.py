@@ -67,12 +67,17 @@ def changed_logits(
     return changed_BV
 
 
-def logprobs_of(logits_V: torch.Tensor, token_id: int, num_top: int) -> Logprobs:
-    """Log-probabilities under the unchanged logits of one row, in float32."""
-    logprobs_V = logits_V.float().log_softmax(dim=-1)
-    top = logprobs_V.topk(min(num_top, logprobs_V.numel()))
-    pairs = zip(top.indices.tolist(), top.values.tolist(), strict=True)
-    return Logprobs(float(logprobs_V[token_id]), tuple(pairs))
+def logprobs_of(
+    logits_BV: torch.Tensor, token_ids: Sequence[int], num_top: int
+) -> tuple[Logprobs, ...]:
+    """Log-probabilities of one token per row under the unchanged logits, in float32."""
+    logits_BV = logits_BV.float()
+    totals_B1 = logits_BV.logsumexp(dim=-1, keepdim=True)
+    ids_B1 = torch.tensor(token_ids, device=logits_BV.device)[:, None]
+    chosen = (logits_BV.gather(1, ids_B1) - totals_B1)[:, 0].tolist()
+    top = logits_BV.topk(min(num_top, logits_BV.shape[1]))
+    rows = zip(chosen, top.indices.tolist(), (top.values - totals_B1).tolist(), strict=True)
+    return tuple(Logprobs(c, tuple(zip(ids, tops, strict=True))) for c, ids, tops in rows)
 
 
 def _change(logits_V: torch.Tensor, params: SamplingParams, history: History | None) -> None:

@@ -47,7 +47,11 @@ def sampled_tokens(
     steps: Sequence[SequenceStep],
     masks: Mapping[int, "Future[Mask | TwophaseError]"],
 ) -> StepResult:
-    """A token for each step that asks for one; logits come for those alone, compute_s is 0."""
+    """What each step asks for: a token, log-probabilities of its targets; compute_s is 0.
+
+    logits_BV has step.num_logits rows of each step, in order.
+    """
+    logits_BV, prompt_logprobs = _without_targets(logits_BV, steps)
     rows = [(i, step, step.sampling) for i, step in enumerate(steps) if step.sampling is not None]
     params = [sampling for _, _, sampling in rows]
     token_ids: list[int | None] = [None] * len(steps)
@@ -68,8 +72,26 @@ def sampled_tokens(
             continue
         token_ids[i] = token_id
         if sampling.num_logprobs is not None:
-            logprobs[i] = logprobs_of(logits_V, token_id, sampling.num_logprobs)
-    return StepResult(token_ids, 0.0, logprobs, failures)
+            [logprobs[i]] = logprobs_of(logits_V[None], [token_id], sampling.num_logprobs)
+    return StepResult(token_ids, 0.0, logprobs, failures, prompt_logprobs)
+
+
+def _without_targets(
+    logits_BV: torch.Tensor, steps: Sequence[SequenceStep]
+) -> tuple[torch.Tensor, dict[int, tuple[Logprobs, ...]]]:
+    """The rows to sample from, and by index of the step what is told of its targets."""
+    told: dict[int, tuple[Logprobs, ...]] = {}
+    if not any(step.targets for step in steps):
+        return logits_BV, told
+    sampled, end = [], 0
+    for i, step in enumerate(steps):
+        start, end = end, end + step.num_logits
+        if step.targets:
+            rows_SV = logits_BV[start : start + len(step.targets)]
+            told[i] = logprobs_of(rows_SV, step.targets, step.num_top)
+        if step.sampling is not None:
+            sampled.append(end - 1)
+    return logits_BV[sampled], told
 
 
 def _largest(logits_BV: torch.Tensor) -> list[int]:

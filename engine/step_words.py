@@ -1,7 +1,7 @@
 """A step as a flat int64 tensor, and back: how the first rank tells the others what to compute.
 
-Per sequence: number of tokens, start, number of blocks, whether a token is sampled; then its
-tokens, then its blocks. How it is sampled is not told: only the first rank samples.
+Per sequence: number of tokens, start, number of blocks, of how many tokens logits are needed; then
+its tokens, then its blocks. What for is not told: only the first rank samples.
 """
 
 from collections.abc import Sequence
@@ -21,18 +21,19 @@ def encode_steps(steps: Sequence[SequenceStep]) -> torch.Tensor:
 
 
 def decode_steps(words: torch.Tensor) -> list[SequenceStep]:
-    """The steps that `encode_steps` wrote, the sampled ones greedy."""
+    """The steps that `encode_steps` wrote, the sampled ones greedy, all targets 0."""
     values, at = words.tolist(), 0
     steps = []
     while at < len(values):
-        num_tokens, start, num_blocks, is_sampled = values[at : at + _HEADER_WORDS]
+        num_tokens, start, num_blocks, num_logits = values[at : at + _HEADER_WORDS]
         first_block = at + _HEADER_WORDS + num_tokens
         steps.append(
             SequenceStep(
                 token_ids=values[at + _HEADER_WORDS : first_block],
                 start=start,
                 block_table=values[first_block : first_block + num_blocks],
-                sampling=SamplingParams() if is_sampled else None,
+                sampling=SamplingParams() if num_logits else None,
+                targets=[0] * (num_logits - 1),
             )
         )
         at = first_block + num_blocks
@@ -40,6 +41,5 @@ def decode_steps(words: torch.Tensor) -> list[SequenceStep]:
 
 
 def _words_of(step: SequenceStep) -> list[int]:
-    is_sampled = int(step.sampling is not None)
-    header = [len(step.token_ids), step.start, len(step.block_table), is_sampled]
+    header = [len(step.token_ids), step.start, len(step.block_table), step.num_logits]
     return [*header, *step.token_ids, *step.block_table]

@@ -9,17 +9,19 @@ Pure: knows no clock, no blocks and no device.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from core.request import RequestId
+from engine.batch import MAX_TARGETS
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A prompt with tokens left to read."""
+    """A prompt with tokens left to read; is_scored when each of them needs logits."""
 
     request_id: RequestId
     num_remaining_tokens: int
+    is_scored: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,7 @@ class Scheduler:
         """
         if not candidates:
             return ()
+        candidates = _within_targets(candidates)
         budget = self._max_batch_tokens
         oldest = candidates[0]
         sure = min(oldest.num_remaining_tokens, -(-budget // 2))
@@ -59,3 +62,15 @@ class Scheduler:
         return tuple(
             Share(c.request_id, tokens[c.request_id]) for c in candidates if c.request_id in tokens
         )
+
+
+def _within_targets(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Of those that need logits of each token only the oldest, and a bounded part of it."""
+    scored = [candidate for candidate in candidates if candidate.is_scored]
+    return [
+        replace(candidate, num_remaining_tokens=min(candidate.num_remaining_tokens, MAX_TARGETS))
+        if candidate.is_scored
+        else candidate
+        for candidate in candidates
+        if candidate not in scored[1:]
+    ]

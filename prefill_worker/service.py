@@ -25,7 +25,15 @@ from core.errors import (
     TwophaseError,
 )
 from core.request import Request, RequestId
-from core.worker import FirstToken, PrefillEvent, RemoteReservation, Role, WorkerInfo, WorkerStatus
+from core.worker import (
+    FirstToken,
+    PrefillEvent,
+    PromptLogprobs,
+    RemoteReservation,
+    Role,
+    WorkerInfo,
+    WorkerStatus,
+)
 from engine.runner import Runner
 from prefill_worker.link import Handoff
 from prefill_worker.link_pool import LinkPool
@@ -132,6 +140,8 @@ class PrefillService(pb_grpc.WorkerServicer, pb_grpc.PrefillWorkerServicer):
                 if isinstance(computed, TwophaseError):
                     raise computed
                 handoff.computed(computed)
+                if computed.prompt_logprobs:
+                    yield PromptLogprobs(request.request_id, computed.prompt_logprobs)
                 first = computed.first_token
                 if first is not None and computed.report is not None:
                     yield FirstToken(first.token_id, computed.report, first.logprobs)

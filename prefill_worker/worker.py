@@ -16,7 +16,7 @@ it uses is not freed before `apply` (or `step_failed`) was called.
 from dataclasses import dataclass, replace
 
 from core.errors import InvalidRequest, Overloaded, TwophaseError
-from core.request import OutputToken, Request, RequestId, WorkerName
+from core.request import Logprobs, OutputToken, Request, RequestId, WorkerName
 from core.timeline import PrefillReport
 from core.worker import BlockHolder
 from engine.batch import SequenceStep, StepResult
@@ -30,7 +30,8 @@ class Computed:
     """The KV cache of a prompt's first `num_tokens` tokens lies in `block_ids`, its block table.
 
     first_token and report come when that is the whole prompt; error in their place when no first
-    token could be chosen.
+    token could be chosen. prompt_logprobs, where asked for, are those of the tokens that the step
+    added, and the one after them.
     """
 
     request_id: RequestId
@@ -39,6 +40,7 @@ class Computed:
     first_token: OutputToken | None = None
     report: PrefillReport | None = None
     error: TwophaseError | None = None
+    prompt_logprobs: tuple[Logprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +145,9 @@ class PrefillWorker:
         assert not self._in_step
         self._reserve_in_order()
         candidates = [
-            Candidate(request_id, sequence.num_remaining_tokens)
+            Candidate(
+                request_id, sequence.num_remaining_tokens, is_scored=sequence.request.is_scored
+            )
             for request_id, sequence in self._sequences.items()
             if sequence.reservation is not None and sequence.num_remaining_tokens > 0
         ]
@@ -181,7 +185,9 @@ class PrefillWorker:
                 if token_id is not None:
                     token = OutputToken(token_id, result.logprobs.get(i))
                 told = self._computed(sequence, token, now_s)
-                computed.append(replace(told, error=result.failures.get(i)))
+                prompt_logprobs = result.prompt_logprobs.get(i, ())
+                error = result.failures.get(i)
+                computed.append(replace(told, error=error, prompt_logprobs=prompt_logprobs))
         self._end_step()
         return computed
 
@@ -206,7 +212,7 @@ class PrefillWorker:
             if sequence.reservation is not None:
                 continue
             prompt = sequence.request.prompt_token_ids
-            shared = self.pool.match_prefix(prompt)
+            shared = self.pool.match_prefix(sequence.request.cacheable_token_ids)
             num_fresh = -(-len(prompt) // self._block_size) - len(shared)
             sequence.reservation = self.pool.reserve(num_fresh, shared=shared)
             if sequence.reservation is None:
@@ -282,4 +288,6 @@ def _step(sequence: _Sequence, num_tokens: int) -> SequenceStep:
         block_table=sequence.reservation.block_ids,
         sampling=request.sampling if is_last else None,
         history=history_of(request, ()) if is_last else None,
+        targets=request.targets(start, end),
+        num_top=request.sampling.num_prompt_logprobs or 0,
     )

@@ -8,7 +8,7 @@ import asyncio
 from core.clock import Clock
 from core.diagnosis import spreads, troubles
 from core.errors import InvalidRequest, PeerLost, TwophaseError
-from core.listing import ListedRequest, ListedWorker, WorkerState
+from core.listing import ListedRequest, ListedWorker
 from core.request import PROBE_ID, RequestId, WorkerName, id_of_attempt
 from core.worker import BlockHolder, Role
 from router.config import FrontDoorConfig
@@ -160,13 +160,12 @@ class AdminService(pb_grpc.AdminServicer):
 
 def _listed_worker(member: Member, now_s: float) -> ListedWorker:
     info = member.info
-    state = WorkerState.READY if member.is_usable(now_s) else WorkerState.SUSPECT
     return ListedWorker(
         name=info.name,
         role=info.role,
         address=member.peer.address,
         incarnation=info.incarnation,
-        state=WorkerState.DRAINING if member.is_draining else state,
+        state=member.state(now_s),
         num_requests=member.num_requests,
         num_prompt_tokens=member.num_prompt_tokens,
         max_context_tokens=info.max_context_tokens,
@@ -176,7 +175,7 @@ def _listed_worker(member: Member, now_s: float) -> ListedWorker:
 
 
 def _listed_request(running: RunningRequest, now_s: float) -> ListedRequest:
-    answer = running.answers[-1] if running.answers else None
+    answer = running.answer
     prefill_worker, decode_worker = answer.workers if answer else (WorkerName(""), WorkerName(""))
     return ListedRequest(
         request_id=running.request_id,
@@ -184,7 +183,7 @@ def _listed_request(running: RunningRequest, now_s: float) -> ListedRequest:
         age_s=now_s - running.received_s,
         remaining_s=answer.request.deadline_s - now_s if answer else None,
         num_prompt_tokens=answer.request.num_prompt_tokens if answer else 0,
-        num_output_tokens=sum(len(each.log) for each in running.answers),
+        num_output_tokens=running.num_output_tokens,
         prefill_worker=prefill_worker,
         decode_worker=decode_worker,
         num_attempts=answer.num_attempts if answer else 0,

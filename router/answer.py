@@ -15,6 +15,7 @@ from core.completion import Completion
 from core.errors import InvariantBroken, TwophaseError
 from core.request import (
     FinishReason,
+    Logprobs,
     OutputToken,
     Progress,
     Request,
@@ -28,6 +29,7 @@ from core.worker import (
     DecodeDone,
     FirstToken,
     NewToken,
+    PromptLogprobs,
     RemoteReservation,
     RequestFailed,
     Reserved,
@@ -43,23 +45,38 @@ class PrefillFailed:
     error: TwophaseError
 
 
-Event = Reserved | FirstToken | TransferReport | NewToken | RequestFailed | PrefillFailed
+Event = (
+    Reserved
+    | PromptLogprobs
+    | FirstToken
+    | TransferReport
+    | NewToken
+    | RequestFailed
+    | PrefillFailed
+)
 
 
 class Answer:
     """What is known of one request's answer.
 
     Invariants: the log only grows; a token is delivered once; reports are those of the last
-    attempt; `completion` is called once, when `is_complete`.
+    attempt; `completion` is called once, when `is_complete`. prompt_holder is the incarnation of
+    the decode worker that had the prompt's KV cache last, empty until one has.
     """
 
-    def __init__(self, request: Request, received_s: float, tokenize_s: float) -> None:
+    def __init__(
+        self, request: Request, received_s: float, tokenize_s: float, *, index: int = 0
+    ) -> None:
+        """The index-th of n answers; `prompt_holder` may be set before the first attempt."""
         has = () if request.resumption is None else request.resumption.token_ids
         self.log: list[int] = list(has)
         self.request = request
+        self.index = index
+        self.prompt_holder = ""
         self.placement: Placement | None = None
         self.num_attempts = 0
         self._undelivered: list[OutputToken] = []
+        self._prompt_logprobs: list[Logprobs] = []
         self._progress = Progress()
         self._early: dict[int, OutputToken] = {}
         self._is_stopped = False
@@ -70,7 +87,7 @@ class Answer:
         self._prefill: PrefillReport | None = None
         self._transfer: TransferReport | None = None
         self._done: DecodeDone | None = None
-        self._received_s = received_s
+        self.received_s = received_s
         self._tokenize_s = tokenize_s
         self._first_placed_s = received_s
         self._placed_s = received_s
@@ -108,6 +125,11 @@ class Answer:
     def _is_decoded_from_moved_kv(self) -> bool:
         return self._is_moved and self._num_new_tokens > 1
 
+    @property
+    def num_delivered_tokens(self) -> int:
+        """Tokens that `take_undelivered` has returned, less what `stop` dropped."""
+        return len(self.log) - len(self._undelivered)
+
     def attempt(self, placement: Placement, now_s: float) -> Request:
         """Workers were chosen; the request that they are to serve."""
         if self.num_attempts == 0:
@@ -117,6 +139,7 @@ class Answer:
         self.num_attempts += 1
         self._num_resumed_tokens = len(self.log)
         self._early.clear()
+        self._prompt_logprobs.clear()
         self.placement, self._placed_s = placement, now_s
         self._reservation = self._prefill = self._transfer = self._done = None
         self._is_prefill_lost = False
@@ -129,6 +152,8 @@ class Answer:
                 self._progress.move(RequestState.PREFILLING)
                 self._reservation = event.reservation
                 self._reserve_s = arrived_s - self._placed_s
+            case PromptLogprobs():
+                self._prompt_logprobs += event.logprobs
             case FirstToken():
                 self._prefill = event.report
                 if self._progress.state is RequestState.PREFILLING:
@@ -137,12 +162,7 @@ class Answer:
             case TransferReport():
                 self._transfer = event
             case NewToken():
-                self._prefill = event.prefill or self._prefill
-                self._done = event.done or self._done
-                if self._progress.state in (RequestState.PREFILLING, RequestState.TRANSFERRING):
-                    self._progress.move(RequestState.DECODING)
-                token = OutputToken(event.token_id, event.logprobs)
-                self._take_token(event.index, token, arrived_s)
+                self._take_decoded(event, arrived_s)
             case PrefillFailed():
                 # Tokens of decode prove that the KV cache arrived: nothing is needed of prefill.
                 self._is_prefill_lost = True
@@ -160,6 +180,14 @@ class Answer:
     def fail(self) -> None:
         """This attempt is over; `attempt` may begin another."""
         self._progress.move(RequestState.FAILED)
+
+    def take_prompt_logprobs(self) -> tuple[Logprobs, ...]:
+        """Those of the whole prompt, once they may be delivered; empty unless asked for, or again.
+
+        That is with the first token: an attempt that fails before has all computed again.
+        """
+        told, self._prompt_logprobs = tuple(self._prompt_logprobs), []
+        return told
 
     def take_undelivered(self) -> list[OutputToken]:
         """Tokens that may be delivered now; each is returned once."""
@@ -198,7 +226,7 @@ class Answer:
         ttft_s = 0.0 if self._first_delivered_s is None else record.phases.time_to_first_token_s
         return replace(
             record,
-            usage=replace(record.usage, num_output_tokens=len(self.log) - len(self._undelivered)),
+            usage=replace(record.usage, num_output_tokens=self.num_delivered_tokens),
             phases=replace(
                 record.phases,
                 time_to_first_token_s=ttft_s,
@@ -222,7 +250,7 @@ class Answer:
     ) -> Completion:
         prefill_worker, decode_worker = self.workers
         return Completion(
-            request_id=self.request.request_id,
+            request_id=id_of_attempt(self.request.request_id),
             finish_reason=finish_reason,
             usage=self._usage(prefill),
             phases=self._phases(prefill, now_s),
@@ -234,6 +262,15 @@ class Answer:
             failures=failures,
             decode=_as_users_know_it(self._done.report) if self._done is not None else None,
         )
+
+    def _take_decoded(self, event: NewToken, arrived_s: float) -> None:
+        self._prefill = event.prefill or self._prefill
+        self._done = event.done or self._done
+        if self._progress.state in (RequestState.PREFILLING, RequestState.TRANSFERRING):
+            self._progress.move(RequestState.DECODING)
+            assert self.placement is not None
+            self.prompt_holder = self.placement.decode_incarnation
+        self._take_token(event.index, OutputToken(event.token_id, event.logprobs), arrived_s)
 
     def _take_token(self, index: int, token: OutputToken, arrived_s: float) -> None:
         self._early[self._num_resumed_tokens + index] = token
@@ -268,7 +305,7 @@ class Answer:
         first_delivered_s = now_s if self._first_delivered_s is None else self._first_delivered_s
         return Phases(
             tokenize_s=self._tokenize_s,
-            place_s=self._first_placed_s - self._received_s - self._tokenize_s,
+            place_s=self._first_placed_s - self.received_s - self._tokenize_s,
             recovery_s=self._placed_s - self._first_placed_s,
             reserve_s=self._reserve_s,
             queue_s=prefill.queue_s,
@@ -277,8 +314,8 @@ class Answer:
             slot_wait_s=self._done.report.slot_wait_s if self._done else 0.0,
             decode_s=self._decode_s(),
             delivery_s=self._last_delivered_s - self._token_arrived_s,
-            total_s=now_s - self._received_s,
-            time_to_first_token_s=first_delivered_s - self._received_s,
+            total_s=now_s - self.received_s,
+            time_to_first_token_s=first_delivered_s - self.received_s,
         )
 
     def _decode_s(self) -> float:

@@ -74,32 +74,26 @@ class Dispatcher:
 
     async def run(
         self,
-        request: Request,
+        answer: Answer,
         *,
-        received_s: float,
-        tokenize_s: float,
         deliver: Deliver,
         placement: Placement | None = None,
-        on_answer: Callable[[Answer], None] = lambda answer: None,
     ) -> Completion:
-        """Serve `request`; returns how it ended.
+        """Have workers make `answer`; returns how it ended.
 
         Args:
-            request: validated; its deadline bounds every wait here.
-            received_s: when it came, by this dispatcher's clock.
-            tokenize_s: what its tokenization took.
+            answer: of a validated request, whose deadline bounds every wait here; nobody has begun
+                it. It tells at any time how far it is.
             deliver: is given new tokens, in order, each exactly once; returns when they were
                 handed to the transport. A number means that the answer ends here, with so many
                 of them; None that it goes on.
             placement: where to serve it, in one attempt (a probe); None leaves both to the policy.
-            on_answer: is given the answer, which tells at any time how far it is.
 
         Raises:
             PeerLost: there is no worker, or the last one that was tried died.
             DeadlineExceeded, Overloaded, TransferFailed, InvalidRequest: as their names say.
         """
-        answer = Answer(request, received_s, tokenize_s)
-        on_answer(answer)
+        request = answer.request
         on_failure = self._policy.on_failure if placement is None else OnFailure.FAIL
         recovery = Recovery(on_failure, self._policy.max_attempts)
         try:

@@ -13,14 +13,14 @@ Runs in the router's event loop.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 from core.clock import Clock
 from core.completion import Chunk, Completion
 from core.config import Mode
 from core.errors import InvalidRequest, PeerLost, TwophaseError
-from core.request import OutputToken, Request, RequestId, Sender
+from core.request import OutputToken, Request, RequestId, Sender, answer_id
 from core.sampling import Sampling
 from core.worker import Role
 from router.answer import Answer
@@ -33,32 +33,38 @@ from router.members.fleet import Fleet
 from router.placement import max_tokens_of
 from router.readiness import Readiness
 from router.request import (
+    MAX_NAME,
     Defaults,
     Limits,
     Prompt,
     check_model,
+    num_answers_of,
     resumption_of,
     sampling_of,
     stop_strings_of,
     token_ids_of,
 )
 from router.running import RunningRequest, RunningRequests
+from router.several import Deliver, Delivery, Make, make_answers
+from router.telemetry.measured import Measured
 from router.text.answer_text import AnswerText
+from router.text.detokenizer import Detokenizer
 from router.text.tokenizer import Tokenizer
 from router.totals import KvCounters
 
-# Characters of a client or session that are looked at.
-MAX_NAME = 128
+# At most 20 alternatives each: below gRPC's usual 4 MiB.
+PROMPT_LOGPROBS_PER_MESSAGE = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class FrontDoor:
-    """What all services share: who is inside, who was, and whether the cluster is ready."""
+    """What all services share: who is inside, who was, is the cluster ready, what was measured."""
 
     readiness: Readiness
     counters: KvCounters
     running: RunningRequests
     history: History
+    measured: Measured = field(default_factory=Measured)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,17 +88,6 @@ class Incoming:
     resumed_token_ids: tuple[int, ...] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Delivery:
-    """Chunks that are due at the same time: one for each new token, or the closing one alone."""
-
-    request: Request
-    chunks: tuple[Chunk, ...]
-
-
-Deliver = Callable[[Delivery], Awaitable[None]]
-
-
 class Generation:
     """Runs requests; stateless but for the counters it shares."""
 
@@ -112,12 +107,14 @@ class Generation:
         self._counters = door.counters
         self._running = door.running
         self._history = door.history
+        self._measured = door.measured
         self._config = config
         self._clock = clock
+        self._max_n = min(config.router.max_n, config.router.max_active_requests)
         self._log = logging.getLogger("twophase.router")
 
-    async def run(self, incoming: Incoming, deliver: Deliver) -> Completion:
-        """Serve `incoming`; returns how it ended, which the last delivery has told as well.
+    async def run(self, incoming: Incoming, deliver: Deliver) -> tuple[Completion, ...]:
+        """Serve `incoming`; returns how each answer ended, as its last delivery has told.
 
         Args:
             incoming: any content; what cannot be served is refused.
@@ -129,23 +126,40 @@ class Generation:
                 their names say, with what was known of the answer; logged here.
         """
         try:
-            with self._running.entered(incoming.request_id, incoming.received_s) as running:
+            num_answers = num_answers_of(incoming.asked, self._max_n)
+            id_, received_s = incoming.request_id, incoming.received_s
+            with self._running.entered(id_, received_s, num_answers) as running:
                 request = await self._checked(incoming)
-                stops = stop_strings_of(incoming.asked)
-                completion = await self._answer(request, stops, running, deliver)
-        except TwophaseError as error:
-            self._log.info("request %s: %s", incoming.request_id, error)
-            if error.completion is not None:
-                self._history.add(error.completion)
+                prompt_read = asyncio.Event()
+                make = self._making(incoming, request, running, prompt_read)
+                try:
+                    completions = await make_answers(num_answers, make, deliver, prompt_read)
+                finally:
+                    self._measured.left(running.answers)
+        except BaseException as error:
+            self._measured.failed(error)
+            if isinstance(error, TwophaseError):
+                self._log.info("request %s: %s", incoming.request_id, error)
+                if error.completion is not None:
+                    self._history.add(error.completion)
             raise
-        self._counters.finished(completion)
-        self._history.add(completion)
-        self._log_completion(completion)
-        return completion
+        self._measured.finished(completions)
+        for index, completion in enumerate(completions):
+            self._counters.finished(completion)
+            name = answer_id(incoming.request_id, index)
+            self._history.add(replace(completion, request_id=name))
+            self._log_completion(name, completion)
+        return completions
 
     def bytes_of(self, token_id: int) -> bytes:
         """What one token stands for, as `Tokenizer.bytes_of`."""
         return self._tokenizer.bytes_of(token_id)
+
+    def pieces_of(self, token_ids: Sequence[int]) -> list[str]:
+        """The text of each token, a character with the last of its own; joined, of all."""
+        text = Detokenizer(self._tokenizer)
+        *pieces, last = [text.push([token_id]) for token_id in token_ids]
+        return [*pieces, last + text.finish()]
 
     def limits(self) -> Limits:
         """What the connected workers can serve: the largest of each pool count.
@@ -189,48 +203,72 @@ class Generation:
             sampling,
             incoming.received_s + limit_s,
             sender=_sender(incoming.sender),
-            resumption=resumption_of(incoming.resumed_token_ids, sampling, limits),
+            resumption=resumption_of(incoming.resumed_token_ids, asked, sampling, limits),
         )
 
-    async def _answer(
-        self, request: Request, stops: tuple[str, ...], running: RunningRequest, deliver: Deliver
-    ) -> Completion:
-        text = AnswerText(self._tokenizer, stops, min_tokens=request.sampling.min_tokens)
-        if request.resumption is not None:
-            _read_again(text, request.resumption.token_ids)
+    def _making(
+        self,
+        incoming: Incoming,
+        request: Request,
+        running: RunningRequest,
+        prompt_read: asyncio.Event,
+    ) -> Make:
+        """What makes one of the request's answers; `prompt_read` is set once decode has begun."""
+        stops, received_s = stop_strings_of(incoming.asked), running.received_s
+        tokenize_s = self._clock.now_s() - received_s
 
-        def begin(answer: Answer) -> None:
+        async def make(index: int, deliver: Deliver) -> Completion:
+            answer = Answer(request.answer(index), received_s, tokenize_s, index=index)
+            if index > 0:
+                answer.prompt_holder = running.answers[0].prompt_holder
             running.answers.append(answer)
-            if text.is_stopped:
-                answer.stop(0)
+            text = AnswerText(self._tokenizer, stops, min_tokens=request.sampling.min_tokens)
+            if request.resumption is not None:
+                _read_again(text, request.resumption.token_ids)
+                if text.is_stopped:
+                    answer.stop(0)
+
+            async def deliver_noting(delivery: Delivery) -> None:
+                if answer.prompt_holder:
+                    prompt_read.set()
+                await deliver(delivery)
+
+            return await self._answer(answer, text, deliver_noting)
+
+        return make
+
+    async def _answer(self, answer: Answer, text: AnswerText, deliver: Deliver) -> Completion:
+        request, index = answer.request, answer.index
+        meter = self._measured.meter(answer.received_s, self._clock)
 
         async def deliver_tokens(tokens: list[OutputToken]) -> int | None:
+            told = answer.take_prompt_logprobs()
+            for start in range(0, len(told), PROMPT_LOGPROBS_PER_MESSAGE):
+                part = told[start : start + PROMPT_LOGPROBS_PER_MESSAGE]
+                await deliver(
+                    Delivery(request, (Chunk("", (), index=index, prompt_logprobs=part),))
+                )
             chunks: list[Chunk] = []
             for token in tokens:
                 logprobs = () if token.logprobs is None else (token.logprobs,)
                 piece = text.push(token.token_id)
-                chunks.append(Chunk(piece, (token.token_id,), logprobs=logprobs))
+                chunks.append(Chunk(piece, (token.token_id,), logprobs=logprobs, index=index))
                 if text.is_stopped:
                     break
             await deliver(Delivery(request, tuple(chunks)))
+            meter.delivered()
             return len(chunks) if text.is_stopped else None
 
-        completion = await self._dispatcher.run(
-            request,
-            received_s=running.received_s,
-            tokenize_s=self._clock.now_s() - running.received_s,
-            deliver=deliver_tokens,
-            on_answer=begin,
-        )
-        await deliver(Delivery(request, (Chunk(text.finish(), (), completion),)))
+        completion = await self._dispatcher.run(answer, deliver=deliver_tokens)
+        await deliver(Delivery(request, (Chunk(text.finish(), (), completion, index=index),)))
         return completion
 
-    def _log_completion(self, completion: Completion) -> None:
+    def _log_completion(self, name: RequestId, completion: Completion) -> None:
         usage, phases = completion.usage, completion.phases
         self._log.info(
             "request %s: %s, %d prompt and %d output tokens, first token %.3f s, total %.3f s, "
             "%s to %s",
-            completion.request_id,
+            name,
             completion.finish_reason,
             usage.num_prompt_tokens,
             usage.num_output_tokens,

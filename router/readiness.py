@@ -15,6 +15,7 @@ from core.config import Mode
 from core.errors import TwophaseError
 from core.request import PROBE_ID, OutputToken, Request, RequestId, SamplingParams, WorkerName
 from core.worker import Role
+from router.answer import Answer
 from router.dispatch import Dispatcher
 from router.members.fleet import Fleet
 from router.placement import Placement
@@ -100,11 +101,7 @@ class Readiness:
         )
         try:
             await self._dispatcher.run(
-                request,
-                received_s=now_s,
-                tokenize_s=0.0,
-                deliver=_discard,
-                placement=placement,
+                Answer(request, now_s, 0.0), deliver=_discard, placement=placement
             )
         except TwophaseError as error:
             readers = placement.prefill or placement.decode

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from core.completion import ChatMessage
-from core.errors import InvalidRequest
+from core.errors import InvalidRequest, PromptTooLong
 from core.request import (
     ATTEMPT_MARK,
     DEFAULT_MAX_TOKENS,
@@ -21,12 +21,15 @@ from core.request import (
     RequestId,
     Resumption,
     SamplingParams,
+    Sender,
 )
 from core.sampling import Sampling
 from router.text.tokenizer import Tokenizer
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 256
+# Characters of a client or session.
+MAX_NAME = 128
 
 Number = TypeVar("Number", int, float)
 Prompt = str | Sequence[ChatMessage] | Sequence[int]
@@ -75,6 +78,15 @@ def request_id_of(text: str) -> RequestId:
     if ATTEMPT_MARK in text:
         raise InvalidRequest("request_id", text, f"must not contain {ATTEMPT_MARK}")
     return RequestId(text or uuid.uuid4().hex)
+
+
+def checked_sender(sender: Sender) -> Sender:
+    """On whose behalf a request comes, if its names are short enough."""
+    for field, name in (("session", sender.session), ("user", sender.client)):
+        if len(name) > MAX_NAME:
+            limit = f"at most {MAX_NAME} are taken"
+            raise InvalidRequest(field, f"{len(name)} characters", limit)
+    return sender
 
 
 def check_model(model: str, limits: Limits) -> None:
@@ -156,8 +168,17 @@ def sampling_of(
         frequency_penalty=_or(asked.frequency_penalty, 0.0),
         logit_bias=asked.logit_bias,
         num_logprobs=asked.num_logprobs,
+        num_prompt_logprobs=asked.num_prompt_logprobs,
         grammar=grammar,
     )
+
+
+def num_answers_of(asked: Sampling, most: int) -> int:
+    """How many answers are asked for, checked."""
+    num_answers = _or(asked.n, 1)
+    if not 1 <= num_answers <= most:
+        raise InvalidRequest("n", num_answers, f"must be 1 to {most}")
+    return num_answers
 
 
 def stop_strings_of(asked: Sampling) -> tuple[str, ...]:
@@ -173,11 +194,13 @@ def stop_strings_of(asked: Sampling) -> tuple[str, ...]:
 
 
 def resumption_of(
-    token_ids: tuple[int, ...] | None, sampling: SamplingParams, limits: Limits
+    token_ids: tuple[int, ...] | None, asked: Sampling, sampling: SamplingParams, limits: Limits
 ) -> Resumption | None:
     """The part of the answer that the client has, checked; None for a new answer."""
     if token_ids is None:
         return None
+    if (asked.n or 1) > 1:
+        raise InvalidRequest("resumption", "set", "goes on with one answer alone: n must be 1")
     name = "resumption.token_ids"
     if len(token_ids) > sampling.max_tokens:
         limit = f"max_tokens is {sampling.max_tokens}"
@@ -203,7 +226,7 @@ def _or(value: Number | None, default: Number) -> Number:
 
 def _require_fits(num_tokens: int, most: int) -> None:
     if num_tokens > most:
-        raise InvalidRequest(
+        raise PromptTooLong(
             "prompt", f"{num_tokens} tokens or more", f"at most {most} fit the context"
         )
 

@@ -10,6 +10,7 @@ Runs in the router's event loop. Knows no protocol.
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 from core.clock import Clock
 from core.completion import Completion
@@ -20,7 +21,7 @@ from router.keys import caller
 
 
 class RunningRequest:
-    """One request inside; `answers` is filled once it is dispatched.
+    """One request inside; `answers` is filled as they are dispatched.
 
     caller is the API key that it came with; None where none is asked for.
     """
@@ -36,11 +37,30 @@ class RunningRequest:
     @property
     def state(self) -> RequestState:
         """Where it stands."""
-        return self.answers[-1].state if self.answers else RequestState.RECEIVED
+        return RequestState.RECEIVED if self.answer is None else self.answer.state
+
+    @property
+    def answer(self) -> Answer | None:
+        """Its first answer that is not finished, else the last; None while there is none."""
+        unfinished = (a for a in self.answers if a.state is not RequestState.FINISHED)
+        return next(unfinished, self.answers[-1] if self.answers else None)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens of all its answers so far."""
+        return sum(len(answer.log) for answer in self.answers)
 
     def known(self, now_s: float) -> Completion | None:
-        """What is known of an answer that will not be complete; None before it was dispatched."""
-        return self.answers[-1].known(now_s) if self.answers else None
+        """What is known of answers that will not be complete; None before they were dispatched.
+
+        Tokens are those of all answers, the rest is of the first that is not finished.
+        """
+        if self.answer is None:
+            return None
+        known = self.answer.known(now_s)
+        others = sum(a.num_delivered_tokens for a in self.answers if a is not self.answer)
+        num_output_tokens = known.usage.num_output_tokens + others
+        return replace(known, usage=replace(known.usage, num_output_tokens=num_output_tokens))
 
     def cancel(self) -> None:
         """Have the task that serves it raise Cancelled."""
@@ -60,33 +80,40 @@ class RunningRequest:
 class RunningRequests:
     """All of them.
 
-    Invariant: an id is inside at most once, and leaves exactly once.
+    Invariants: an id is inside at most once, and leaves exactly once; those inside have asked for
+    at most max_answers answers together.
     """
 
-    def __init__(self, max_requests: int, clock: Clock) -> None:
-        self._max_requests = max_requests
+    def __init__(self, max_answers: int, clock: Clock) -> None:
+        self._max_answers = max_answers
         self._clock = clock
         self._by_id: dict[RequestId, RunningRequest] = {}
+        self._num_answers = 0
         self._is_empty = asyncio.Event()
         self._is_empty.set()
 
     @contextmanager
-    def entered(self, request_id: RequestId, received_s: float) -> Iterator[RunningRequest]:
+    def entered(
+        self, request_id: RequestId, received_s: float, num_answers: int = 1
+    ) -> Iterator[RunningRequest]:
         """The request is inside while the context lasts, which the current task serves.
+
+        It counts as num_answers.
 
         An error that leaves the context takes along what was known of the answer.
 
         Raises:
             DuplicateRequest: a request with this id is inside.
-            Overloaded: as many requests are inside as may be.
+            Overloaded: as many answers are inside as may be.
             Cancelled: `cancel` was called.
         """
         if request_id in self._by_id:
             raise DuplicateRequest(request_id)
-        if len(self._by_id) >= self._max_requests:
-            raise Overloaded(f"{self._max_requests} requests are active")
+        if self._num_answers + num_answers > self._max_answers:
+            raise Overloaded(f"{self._num_answers} of {self._max_answers} answers are active")
         running = RunningRequest(request_id, received_s, caller.get())
         self._by_id[request_id] = running
+        self._num_answers += num_answers
         self._is_empty.clear()
         try:
             yield running
@@ -102,6 +129,7 @@ class RunningRequests:
             raise
         finally:
             del self._by_id[request_id]
+            self._num_answers -= num_answers
             if not self._by_id:
                 self._is_empty.set()
 
@@ -125,6 +153,11 @@ class RunningRequests:
     def num_requests(self) -> int:
         """How many are inside."""
         return len(self._by_id)
+
+    @property
+    def num_answers(self) -> int:
+        """How many answers they have asked for."""
+        return self._num_answers
 
     def is_inside(self, request_id: RequestId) -> bool:
         """Whether the request is."""

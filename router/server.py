@@ -29,6 +29,7 @@ from router.message_limit import message_limit_of
 from router.readiness import Readiness
 from router.running import RunningRequests
 from router.service import InferenceService
+from router.telemetry.gauges import Gauges
 from router.text.tokenizer import Tokenizer
 from router.totals import KvCounters
 from twophase.credentials import internal_credentials
@@ -94,7 +95,12 @@ async def serve(
         generation = Generation(fleet, dispatcher, tokenizer, door, config=config, clock=clock)
         codec = Codec(tokenizer, generation.limits)
         inference = InferenceService(generation, codec, door.running, config=config, clock=clock)
-        http_app = HttpApp(generation, readiness, config.model, http_defaults, clock)
+        gauges = Gauges(fleet, dispatcher, door, clock)
+
+        def metrics() -> bytes:
+            return door.measured.telemetry.exposition(gauges.samples())
+
+        http_app = HttpApp(generation, readiness, config.model, http_defaults, clock, metrics)
         http = HttpServer(
             KeyCheck(http_app.asgi(), keys.require_user),
             host=config.router.host,

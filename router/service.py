@@ -7,6 +7,7 @@ When the client goes away the handler is cancelled, in a unary call as in a stre
 Runs in the router's event loop.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -16,13 +17,19 @@ from core.errors import InvalidRequest, TwophaseError
 from core.request import RequestId
 from router.codec import Codec
 from router.config import FrontDoorConfig
-from router.generation import Deliver, Delivery, Generation, Incoming
-from router.request import Prompt, request_id_of
+from router.generation import Generation, Incoming
+from router.request import Prompt, checked_sender, request_id_of
 from router.running import RunningRequests
+from router.several import Deliver, Delivery
 from twophase.server import Context, abort
 from twophase.v1 import inference_pb2 as pb
 from twophase.v1 import inference_pb2_grpc as pb_grpc
-from twophase.wire import chat_messages_from_wire, chunk_to_wire, sampling_from_wire
+from twophase.wire import (
+    chat_messages_from_wire,
+    chunk_to_wire,
+    sampling_from_wire,
+    sender_from_wire,
+)
 
 
 class InferenceService(pb_grpc.InferenceServicer):
@@ -44,14 +51,13 @@ class InferenceService(pb_grpc.InferenceServicer):
         self._clock = clock
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> None:
-        is_first = True
+        begun: set[int] = set()
 
         async def deliver(delivery: Delivery) -> None:
-            nonlocal is_first
             chunk = _joined(delivery.chunks)
-            if is_first:
+            if chunk.index not in begun:
+                begun.add(chunk.index)
                 chunk = replace(chunk, seed=delivery.request.sampling.seed)
-                is_first = False
             await context.write(chunk_to_wire(chunk))
 
         await self._generate(request, context, deliver)
@@ -59,13 +65,14 @@ class InferenceService(pb_grpc.InferenceServicer):
     async def GenerateOnce(
         self, request: pb.GenerateOnceRequest, context: Context
     ) -> pb.GenerateOnceResponse:
-        chunks: list[Chunk] = []
+        chunks: defaultdict[int, list[Chunk]] = defaultdict(list)
 
         async def collect(delivery: Delivery) -> None:
-            chunks.extend(delivery.chunks)
+            chunks[delivery.chunks[0].index].extend(delivery.chunks)
 
         await self._generate(request.request, context, collect)
-        return pb.GenerateOnceResponse(answer=chunk_to_wire(_joined(chunks)))
+        answer, *others = (chunk_to_wire(_joined(chunks[index])) for index in sorted(chunks))
+        return pb.GenerateOnceResponse(answer=answer, other_answers=others)
 
     async def _generate(
         self, request: pb.GenerateRequest, context: Context, deliver: Deliver
@@ -80,6 +87,7 @@ class InferenceService(pb_grpc.InferenceServicer):
                 received_s=received_s,
                 time_limit_s=context.time_remaining(),
                 resumed_token_ids=_resumed_token_ids(request),
+                sender=checked_sender(sender_from_wire(request)),
             )
             await self._generation.run(incoming, deliver)
         except TwophaseError as error:
@@ -121,7 +129,7 @@ class InferenceService(pb_grpc.InferenceServicer):
 
 
 def _joined(chunks: Sequence[Chunk]) -> Chunk:
-    """Chunks that follow each other as one."""
+    """Chunks of one answer that follow each other as one."""
     if len(chunks) == 1:
         return chunks[0]
     return Chunk(
@@ -129,6 +137,8 @@ def _joined(chunks: Sequence[Chunk]) -> Chunk:
         tuple(token_id for chunk in chunks for token_id in chunk.token_ids),
         chunks[-1].completion,
         tuple(logprobs for chunk in chunks for logprobs in chunk.logprobs),
+        chunks[0].index,
+        tuple(logprobs for chunk in chunks for logprobs in chunk.prompt_logprobs),
     )
 
 

@@ -1,4 +1,4 @@
-"""Fails when the committed message modules differ from what the .proto files generate."""
+"""Fails when what is generated differs from what is committed: message modules, docs/metrics.md."""
 
 import filecmp
 import sys
@@ -6,6 +6,8 @@ import tempfile
 from pathlib import Path
 
 from grpc_tools import protoc
+
+from tests import metrics_page
 
 ROOT = Path(__file__).resolve().parent.parent
 PROTO = ROOT / "proto"
@@ -41,3 +43,5 @@ if __name__ == "__main__":
     stale = stale_modules()
     if stale:
         sys.exit(f"stale, run `make proto`: {', '.join(stale)}")
+    if metrics_page.PAGE.read_text(encoding="utf-8") != metrics_page.written():
+        sys.exit("docs/metrics.md is stale, run `make docs`")

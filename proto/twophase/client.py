@@ -20,7 +20,7 @@ import grpc
 
 from core.completion import ChatMessage, Chunk
 from core.errors import TwophaseError
-from core.request import RequestId, WorkerName
+from core.request import Priority, RequestId, Sender, WorkerName
 from core.sampling import Sampling
 from core.security import Tls
 from core.worker import BlockHolder
@@ -76,8 +76,11 @@ class Client:
         request_id: str = "",
         model: str = "",
         timeout_s: float | None = None,
+        sender: Sender = Sender(),
     ) -> Iterator[Chunk]:
         """The answer as it comes; closing the iterator cancels the request.
+
+        With sampling.n the chunks of several answers, told apart by `index`, each with a last one.
 
         Args:
             prompt: text, a conversation, or token ids.
@@ -85,8 +88,9 @@ class Client:
             request_id: made by the server when empty.
             model: refused if it is not the one served; empty takes that one.
             timeout_s: deadline of the whole request.
+            sender: on whose behalf: session, priority, client.
         """
-        message = generate_request(prompt, sampling, request_id, model)
+        message = generate_request(prompt, sampling, request_id, model, sender)
         asking = Asking(message, self._routers, timeout_s)
         while not asking.is_over:
             router = asking.router
@@ -107,9 +111,31 @@ class Client:
         request_id: str = "",
         model: str = "",
         timeout_s: float | None = None,
+        sender: Sender = Sender(),
     ) -> Chunk:
-        """The whole answer as one chunk; arguments as for `generate`."""
-        message = generate_request(prompt, sampling, request_id, model)
+        """The whole answer as one chunk, the first if there are several; as for `generate`."""
+        answers = self.generate_all(
+            prompt,
+            sampling,
+            request_id=request_id,
+            model=model,
+            timeout_s=timeout_s,
+            sender=sender,
+        )
+        return answers[0]
+
+    def generate_all(
+        self,
+        prompt: Prompt,
+        sampling: Sampling = Sampling(),
+        *,
+        request_id: str = "",
+        model: str = "",
+        timeout_s: float | None = None,
+        sender: Sender = Sender(),
+    ) -> list[Chunk]:
+        """Each of sampling.n answers as one chunk, by index; arguments as for `generate`."""
+        message = generate_request(prompt, sampling, request_id, model, sender)
         asking = Asking(message, self._routers, timeout_s)
         while True:
             router, request = asking.router, pb.GenerateOnceRequest(request=asking.message)
@@ -119,7 +145,7 @@ class Client:
             except TwophaseError as error:
                 asking.lost(error)
             else:
-                return asking.take(reply.answer)
+                return [asking.take(answer) for answer in (reply.answer, *reply.other_answers)]
 
     def cancel(self, request_id: str, *, timeout_s: float = 5.0) -> bool:
         """End a request by its id at whatever router; False if it was not running (any more)."""
@@ -217,9 +243,10 @@ class AsyncClient:
         request_id: str = "",
         model: str = "",
         timeout_s: float | None = None,
+        sender: Sender = Sender(),
     ) -> AsyncIterator[Chunk]:
         """As Client.generate; closing or cancelling the iteration cancels the request."""
-        message = generate_request(prompt, sampling, request_id, model)
+        message = generate_request(prompt, sampling, request_id, model, sender)
         asking = Asking(message, self._routers, timeout_s)
         while not asking.is_over:
             router = asking.router
@@ -240,9 +267,31 @@ class AsyncClient:
         request_id: str = "",
         model: str = "",
         timeout_s: float | None = None,
+        sender: Sender = Sender(),
     ) -> Chunk:
-        """The whole answer as one chunk; arguments as for `generate`."""
-        message = generate_request(prompt, sampling, request_id, model)
+        """The whole answer as one chunk, the first if there are several; as for `generate`."""
+        answers = await self.generate_all(
+            prompt,
+            sampling,
+            request_id=request_id,
+            model=model,
+            timeout_s=timeout_s,
+            sender=sender,
+        )
+        return answers[0]
+
+    async def generate_all(
+        self,
+        prompt: Prompt,
+        sampling: Sampling = Sampling(),
+        *,
+        request_id: str = "",
+        model: str = "",
+        timeout_s: float | None = None,
+        sender: Sender = Sender(),
+    ) -> list[Chunk]:
+        """Each of sampling.n answers as one chunk, by index; arguments as for `generate`."""
+        message = generate_request(prompt, sampling, request_id, model, sender)
         asking = Asking(message, self._routers, timeout_s)
         while True:
             router, request = asking.router, pb.GenerateOnceRequest(request=asking.message)
@@ -252,7 +301,7 @@ class AsyncClient:
             except TwophaseError as error:
                 asking.lost(error)
             else:
-                return asking.take(reply.answer)
+                return [asking.take(answer) for answer in (reply.answer, *reply.other_answers)]
 
     async def cancel(self, request_id: str, *, timeout_s: float = 5.0) -> bool:
         """As Client.cancel."""
@@ -337,8 +386,10 @@ __all__ = [
     "Client",
     "ClusterStatus",
     "ModelInfo",
+    "Priority",
     "Prompt",
     "RequestId",
     "Sampling",
+    "Sender",
     "Tls",
 ]

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from core.completion import ChatMessage
+from core.request import Sender
 from core.sampling import Sampling
 from core.worker import BlockHolder, KvTotals, StuckWorker, WorkerStatus
 from twophase.status_wire import (
@@ -14,7 +15,7 @@ from twophase.status_wire import (
 )
 from twophase.v1 import admin_pb2
 from twophase.v1 import inference_pb2 as pb
-from twophase.wire import chat_messages_to_wire, sampling_to_wire
+from twophase.wire import chat_messages_to_wire, put_sender, sampling_to_wire
 
 Prompt = str | Sequence[ChatMessage] | Sequence[int]
 
@@ -60,7 +61,11 @@ class ClusterStatus:
 
 
 def generate_request(
-    prompt: Prompt, sampling: Sampling, request_id: str, model: str
+    prompt: Prompt,
+    sampling: Sampling,
+    request_id: str,
+    model: str,
+    sender: Sender = Sender(),
 ) -> pb.GenerateRequest:
     """What is asked, as a message; raises ValueError for a number that no field can hold."""
     request = pb.GenerateRequest(
@@ -68,6 +73,7 @@ def generate_request(
         model=model,
         sampling=sampling_to_wire(sampling),
     )
+    put_sender(sender, request)
     if isinstance(prompt, str):
         request.prompt = prompt
         return request

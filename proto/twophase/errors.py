@@ -29,6 +29,7 @@ MAX_TEXT_BYTES = 500
 STATUS_CODES: dict[type[TwophaseError], grpc.StatusCode] = {
     errors.InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
     errors.DuplicateRequest: grpc.StatusCode.ALREADY_EXISTS,
+    errors.PromptTooLong: grpc.StatusCode.INVALID_ARGUMENT,
     errors.Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
     errors.PermissionDenied: grpc.StatusCode.PERMISSION_DENIED,
     errors.Overloaded: grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -71,6 +72,8 @@ def from_wire(message: worker_pb2.WireError) -> TwophaseError:
     match message.kind:
         case "InvalidRequest":
             return errors.InvalidRequest(fields["field"], fields["value"], fields["limit"])
+        case "PromptTooLong":
+            return errors.PromptTooLong(fields["field"], fields["value"], fields["limit"])
         case "DuplicateRequest":
             return errors.DuplicateRequest(fields["value"])
         case "Overloaded":

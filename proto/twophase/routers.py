@@ -3,7 +3,8 @@
 A client that knows several routers of one cluster asks the one that answered last. When it is lost
 in the middle of an answer, the next is told which tokens are there already, and the stream goes on
 behind them: each token comes once, and they are those of an undisturbed stream. Once every router
-was lost in a row, without a token in between, the last error is raised.
+was lost in a row, without a token in between, the last error is raised. Several answers to one
+prompt are not gone on with: the error is raised at once.
 """
 
 import threading
@@ -119,6 +120,7 @@ class Asking:
         self.message = message
         self.is_over = False
         self._tries = Tries(routers)
+        self._num_missing = max(message.sampling.n, 1)
         self._until_s = None if timeout_s is None else time.monotonic() + timeout_s
         self._token_ids: list[int] = []
 
@@ -136,7 +138,8 @@ class Asking:
         """What the caller is given next."""
         self._tries.answered()
         self._token_ids += response.token_ids
-        self.is_over = response.HasField("completion")
+        self._num_missing -= response.HasField("completion")
+        self.is_over = self._num_missing == 0
         if response.HasField("seed"):
             self.message.sampling.seed = response.seed
         return chunk_from_wire(response)
@@ -146,5 +149,7 @@ class Asking:
         if self.is_over:
             return  # nothing is missing
         self._tries.lost(error)
+        if self.message.sampling.n > 1:
+            raise error  # who has which tokens of which answer cannot be said in one request
         self.message.resumption.SetInParent()
         self.message.resumption.token_ids[:] = self._token_ids

@@ -4,7 +4,16 @@ Nothing is validated here beyond what the types say; `router/service` refuses wh
 """
 
 from core.completion import ChatMessage, Chunk, Completion
-from core.request import FinishReason, Logprobs, RequestId, Usage, WorkerName
+from core.errors import InvalidRequest
+from core.request import (
+    FinishReason,
+    Logprobs,
+    Priority,
+    RequestId,
+    Sender,
+    Usage,
+    WorkerName,
+)
 from core.sampling import Constraint, ConstraintKind, Sampling
 from core.timeline import Phases, TransferReport
 from twophase.report_wire import decode_report_from_wire, decode_report_to_wire
@@ -42,6 +51,8 @@ _OPTIONAL_SAMPLING = (
     "presence_penalty",
     "frequency_penalty",
     "num_logprobs",
+    "n",
+    "num_prompt_logprobs",
 )
 
 
@@ -85,6 +96,31 @@ def sampling_from_wire(message: pb.SamplingParams) -> Sampling:
     )
 
 
+_PRIORITIES = {
+    Priority.HIGH: pb.PRIORITY_HIGH,
+    Priority.NORMAL: pb.PRIORITY_NORMAL,
+    Priority.LOW: pb.PRIORITY_LOW,
+}
+_PRIORITIES_BACK = {value: key for key, value in _PRIORITIES.items()} | {
+    pb.PRIORITY_UNSPECIFIED: Priority.NORMAL
+}
+
+
+def put_sender(sender: Sender, message: pb.GenerateRequest) -> None:
+    """Write on whose behalf a request comes into its message."""
+    message.session, message.user = sender.session, sender.client
+    message.priority = _PRIORITIES[sender.priority]
+
+
+def sender_from_wire(message: pb.GenerateRequest) -> Sender:
+    """On whose behalf a request comes; raises InvalidRequest for a priority that is none."""
+    priority = _PRIORITIES_BACK.get(message.priority)
+    if priority is None:
+        known = ", ".join(pb.Priority.keys())
+        raise InvalidRequest("priority", message.priority, f"must be one of {known}")
+    return Sender(message.user, message.session, priority)
+
+
 def logprobs_to_wire(logprobs: Logprobs) -> pb.Logprobs:
     """Log-probabilities of one position as a message."""
     top = [pb.TokenLogprob(token_id=i, logprob=logprob) for i, logprob in logprobs.top]
@@ -104,6 +140,8 @@ def chunk_to_wire(chunk: Chunk) -> pb.GenerateResponse:
         token_ids=chunk.token_ids,
         completion=completion,
         logprobs=[logprobs_to_wire(logprobs) for logprobs in chunk.logprobs],
+        index=chunk.index,
+        prompt_logprobs=map(logprobs_to_wire, chunk.prompt_logprobs),
         seed=chunk.seed,
     )
 
@@ -113,9 +151,15 @@ def chunk_from_wire(message: pb.GenerateResponse) -> Chunk:
     completion = (
         completion_from_wire(message.completion) if message.HasField("completion") else None
     )
-    logprobs = tuple(logprobs_from_wire(logprobs) for logprobs in message.logprobs)
-    seed = message.seed if message.HasField("seed") else None
-    return Chunk(message.text, tuple(message.token_ids), completion, logprobs, seed)
+    return Chunk(
+        message.text,
+        tuple(message.token_ids),
+        completion,
+        tuple(map(logprobs_from_wire, message.logprobs)),
+        seed=message.seed if message.HasField("seed") else None,
+        index=message.index,
+        prompt_logprobs=tuple(map(logprobs_from_wire, message.prompt_logprobs)),
+    )
 
 
 def completion_to_wire(completion: Completion) -> pb.Completion:

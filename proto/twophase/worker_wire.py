@@ -15,6 +15,7 @@ from core.worker import (
     FirstToken,
     NewToken,
     PrefillEvent,
+    PromptLogprobs,
     RemoteReservation,
     RequestFailed,
     Reserve,
@@ -116,6 +117,7 @@ def request_to_wire(request: Request, now_s: float) -> pb.WireRequest:
             ],
             num_logprobs=sampling.num_logprobs,
             grammar=sampling.grammar,
+            num_prompt_logprobs=sampling.num_prompt_logprobs,
         ),
         remaining_s=request.deadline_s - now_s,
         num_resumed_tokens=request.num_resumed_tokens,
@@ -143,6 +145,9 @@ def request_from_wire(message: pb.WireRequest, now_s: float) -> Request:
             logit_bias=tuple((entry.token_id, entry.bias) for entry in sampling.logit_bias),
             num_logprobs=sampling.num_logprobs if sampling.HasField("num_logprobs") else None,
             grammar=sampling.grammar if sampling.HasField("grammar") else None,
+            num_prompt_logprobs=sampling.num_prompt_logprobs
+            if sampling.HasField("num_prompt_logprobs")
+            else None,
         ),
         deadline_s=now_s + message.remaining_s,
         num_resumed_tokens=message.num_resumed_tokens,
@@ -179,6 +184,8 @@ def reservation_from_wire(message: pb.WireReservation) -> RemoteReservation:
 
 def prefill_event_to_wire(event: PrefillEvent) -> pb.PrefillEvent:
     """A prefill's answer as a message."""
+    if isinstance(event, PromptLogprobs):
+        return pb.PrefillEvent(prompt_logprobs=_prompt_logprobs_to_wire(event))
     if isinstance(event, FirstToken):
         return pb.PrefillEvent(
             first_token=pb.FirstToken(
@@ -200,6 +207,8 @@ def prefill_event_to_wire(event: PrefillEvent) -> pb.PrefillEvent:
 
 def prefill_event_from_wire(message: pb.PrefillEvent) -> PrefillEvent:
     """A prefill's answer from its message."""
+    if message.HasField("prompt_logprobs"):
+        return _prompt_logprobs_from_wire(message.prompt_logprobs)
     if message.HasField("first_token"):
         first = message.first_token
         return FirstToken(
@@ -211,6 +220,16 @@ def prefill_event_from_wire(message: pb.PrefillEvent) -> PrefillEvent:
     return TransferReport(
         done.backend, done.num_bytes, done.num_pieces, done.push_s, done.exposed_s
     )
+
+
+def _prompt_logprobs_to_wire(event: PromptLogprobs) -> pb.PromptLogprobs:
+    logprobs = map(logprobs_to_wire, event.logprobs)
+    return pb.PromptLogprobs(request_id=event.request_id, logprobs=logprobs)
+
+
+def _prompt_logprobs_from_wire(message: pb.PromptLogprobs) -> PromptLogprobs:
+    logprobs = tuple(map(logprobs_from_wire, message.logprobs))
+    return PromptLogprobs(RequestId(message.request_id), logprobs)
 
 
 def _prefill_report_to_wire(report: PrefillReport) -> pb.PrefillTimes:
@@ -262,6 +281,7 @@ def update_to_wire(update: DecodeUpdate) -> pb.DecodeUpdate:
             for f in update.failed
         ],
         is_draining=update.is_draining,
+        prompt_logprobs=map(_prompt_logprobs_to_wire, update.prompt_logprobs),
     )
 
 
@@ -278,6 +298,7 @@ def update_from_wire(message: pb.DecodeUpdate) -> DecodeUpdate:
             for f in message.failed
         ),
         is_draining=message.is_draining,
+        prompt_logprobs=tuple(map(_prompt_logprobs_from_wire, message.prompt_logprobs)),
     )
 
 

@@ -11,7 +11,8 @@ router's event loop.
 
 import asyncio
 import time
-from collections.abc import Coroutine, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any
@@ -26,18 +27,24 @@ from starlette.types import Message, Receive, Scope, Send
 from core.clock import Clock
 from core.completion import Chunk, Completion
 from core.errors import PeerLost, TwophaseError
-from router.generation import Delivery, Generation, Incoming
+from core.request import Logprobs
+from core.telemetry import CONTENT_TYPE
+from router.generation import Generation, Incoming
 from router.http import openapi
 from router.http.body import Body, Kind, defaults_of, read_body
 from router.http.errors import INTERNAL, Problem, problem_of, renamed
+from router.http.logprobs import NO_ECHO, Echo
 from router.http.reading import JSON_TYPE, BodyReader
 from router.http.replies import Replies, Sent, error_event, server_timing
 from router.readiness import Readiness
 from router.request import Defaults, check_model, request_id_of
+from router.several import Delivery
 
 EVENTS_TYPE = "text/event-stream; charset=utf-8"
 # Larger bodies are unpacked in a thread, so that running streams go on meanwhile.
 SMALL_BODY_BYTES = 64 << 10
+
+Outcome = tuple[Completion, ...] | TwophaseError
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +56,7 @@ class HttpApp:
     model: str
     defaults: Defaults
     clock: Clock
+    metrics: Callable[[], bytes]
     bodies: BodyReader = field(default_factory=BodyReader)
 
     def asgi(self) -> Starlette:
@@ -62,6 +70,7 @@ class HttpApp:
                 Route(openapi.PATH, self.openapi),
                 Route("/health", self.health),
                 Route("/ready", self.ready),
+                Route("/metrics", self.tell_metrics),
             ],
             exception_handlers={
                 HTTPException: _refused,
@@ -103,6 +112,10 @@ class HttpApp:
         if self.readiness.is_ready:
             return JSONResponse({"status": "ready"})
         return JSONResponse({"status": "not ready"}, status_code=503)
+
+    async def tell_metrics(self, request: Request) -> Response:
+        """GET /metrics: docs/metrics.md, in Prometheus' text format."""
+        return Response(self.metrics(), headers={"content-type": CONTENT_TYPE})
 
     def _model(self) -> dict[str, object]:
         limits = self.generation.limits()
@@ -152,25 +165,33 @@ class Reply:
         self._body = body
         self._replies = replies
         self._chunks: list[Chunk] = []
-        self._sent = Sent()
+        self._prompt_logprobs: list[Logprobs] = []
+        self._echo = NO_ECHO
+        self._sent: defaultdict[int, Sent] = defaultdict(Sent)
         self._is_started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve the request and write its answer; returns early when the client is gone."""
-        outcome: Completion | TwophaseError | None
+        outcome: Outcome | None
         try:
             outcome = await _unless_gone(receive, self._run(send))
         except asyncio.CancelledError:
             # The router stops and its time to drain is over: this task ends here, with a word.
             outcome = PeerLost("router", "it is shutting down")
-        if isinstance(outcome, Completion):
+        if isinstance(outcome, tuple):
             await self._finish(outcome, send)
         elif outcome is not None:
             problem = problem_of(renamed(outcome, self._body.names))
             await self._fail(problem, scope, receive, send)
 
-    async def _run(self, send: Send) -> Completion | TwophaseError:
+    async def _run(self, send: Send) -> Outcome:
         async def deliver(delivery: Delivery) -> None:
+            told = delivery.chunks[0].prompt_logprobs
+            if told:
+                self._prompt_logprobs += told
+                return
+            if self._body.echo and self._echo is NO_ECHO:
+                self._echo = await asyncio.to_thread(self._echo_of, delivery)
             if self._body.is_stream:
                 await self._stream(delivery, send)
             else:
@@ -189,19 +210,33 @@ class Reply:
             headers = self._headers(EVENTS_TYPE) | {"x-accel-buffering": "no"}
             await send(_start(200, headers))
             opening = self._replies.opening()
-        events = self._replies.events(delivery, self._sent)
-        self._sent = self._sent.after(delivery.chunks)
+        index = delivery.chunks[0].index
+        if self._body.echo and index not in self._sent:
+            echo, sent = await asyncio.to_thread(self._replies.echo, self._echo, index)
+            opening, self._sent[index] = opening + echo, sent
+        events = self._replies.events(delivery, self._sent[index])
+        self._sent[index] = self._sent[index].after(delivery.chunks)
         await send(_data(opening + events, is_last=False))
 
-    async def _finish(self, completion: Completion, send: Send) -> None:
+    def _echo_of(self, delivery: Delivery) -> Echo:
+        token_ids = delivery.request.prompt_token_ids
+        pieces = self._generation.pieces_of(token_ids)
+        is_scored = self._body.asked.num_prompt_logprobs is not None
+        return Echo(token_ids, pieces, self._prompt_logprobs if is_scored else None)
+
+    async def _finish(self, completions: tuple[Completion, ...], send: Send) -> None:
         if self._body.is_stream:
-            await send(_data(b"", is_last=True))
+            await send(_data(self._replies.ending(completions), is_last=True))
             return
-        data = self._replies.whole(self._chunks, completion)
+        if self._body.echo:
+            whole = self._replies.whole
+            data = await asyncio.to_thread(whole, self._chunks, completions, self._echo)
+        else:
+            data = self._replies.whole(self._chunks, completions)
         headers = {
             **self._headers(JSON_TYPE),
             "content-length": str(len(data)),
-            "server-timing": server_timing(completion.phases),
+            "server-timing": server_timing(completions[0].phases),
         }
         await send(_start(200, headers))
         await send(_data(data, is_last=True))
@@ -221,9 +256,7 @@ class Reply:
         }
 
 
-async def _unless_gone(
-    receive: Receive, work: Coroutine[Any, Any, Completion | TwophaseError]
-) -> Completion | TwophaseError | None:
+async def _unless_gone(receive: Receive, work: Coroutine[Any, Any, Outcome]) -> Outcome | None:
     """What `work` returns; None, with `work` cancelled and over, if the client goes away first."""
     async with asyncio.TaskGroup() as tasks:
         working = tasks.create_task(work)

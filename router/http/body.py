@@ -43,6 +43,7 @@ class Body:
     is_stream: bool
     stream_options: StreamOptions
     return_token_ids: bool
+    echo: bool
     sender: Sender
     names: Mapping[str, str]
 
@@ -67,6 +68,7 @@ def read_body(data: bytes, kind: Kind) -> Body:
     if "stream_options" in found and not is_stream:
         raise InvalidRequest("stream_options", "set", "is for streams: set stream to true")
     max_tokens = _max_tokens_field(found)
+    num_logprobs, echo = _num_logprobs(found), kind is Kind.TEXT and found.get("echo", False)
     return Body(
         model=found.get("model", ""),
         prompt=found[field],
@@ -85,18 +87,22 @@ def read_body(data: bytes, kind: Kind) -> Body:
             presence_penalty=found.get("presence_penalty"),
             frequency_penalty=found.get("frequency_penalty"),
             logit_bias=found.get("logit_bias", ()),
-            num_logprobs=_num_logprobs(found),
+            num_logprobs=num_logprobs,
+            num_prompt_logprobs=num_logprobs if echo else None,
             constraint=_constraint(found),
+            n=found.get("n"),
         ),
         is_stream=is_stream,
         stream_options=found.get("stream_options", StreamOptions()),
         return_token_ids=found.get("return_token_ids", False),
+        echo=echo,
         sender=_sender(found),
         names={
             "prompt": field,
             "prompt_token_ids": field,
             "max_tokens": max_tokens,
             "num_logprobs": "logprobs" if kind is Kind.TEXT else "top_logprobs",
+            "num_prompt_logprobs": "logprobs",
             **dict.fromkeys(
                 (f"constraint.{kind}" for kind in ConstraintKind),
                 "structured_outputs" if "structured_outputs" in found else "response_format",

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from core import errors
-from core.errors import InvalidRequest, Overloaded, TwophaseError, Unauthenticated
+from core.errors import InvalidRequest, Overloaded, PromptTooLong, TwophaseError, Unauthenticated
 from twophase.errors import clipped
 
 # Not a field: what is wrong with the body as a whole.
@@ -48,6 +48,7 @@ INTERNAL = Problem(500, "The server failed to serve this request.", "server_erro
 # 499: the client closed the request, as proxies log it; it is mostly gone by then.
 _KINDS: dict[type[TwophaseError], tuple[int, str, str | None]] = {
     errors.InvalidRequest: (400, "invalid_request_error", None),
+    errors.PromptTooLong: (400, "invalid_request_error", "context_length_exceeded"),
     errors.Unauthenticated: (401, "invalid_request_error", "invalid_api_key"),
     errors.PermissionDenied: (403, "invalid_request_error", "insufficient_permissions"),
     errors.DuplicateRequest: (409, "invalid_request_error", "duplicate_request"),
@@ -85,4 +86,5 @@ def renamed(error: TwophaseError, names: Mapping[str, str]) -> TwophaseError:
     base, bracket, rest = error.field.partition("[")
     if base not in names:
         return error
-    return InvalidRequest(f"{names[base]}{bracket}{rest}", error.value, error.limit)
+    kind = PromptTooLong if isinstance(error, PromptTooLong) else InvalidRequest
+    return kind(f"{names[base]}{bracket}{rest}", error.value, error.limit)

@@ -113,6 +113,7 @@ _BOTH: dict[str, Read] = {
     "temperature": number,
     "top_p": number,
     "seed": whole,
+    "n": whole,
     "stop": strings,
     "presence_penalty": number,
     "frequency_penalty": number,
@@ -132,8 +133,6 @@ _BOTH: dict[str, Read] = {
     # Taken for placement and fairness.
     "user": text,
     "priority": whole,
-    # Neutral.
-    "n": neutral(1),
     # Neutral; vLLM's extensions.
     "length_penalty": neutral(1),
     "use_beam_search": neutral(False),
@@ -153,7 +152,7 @@ _BOTH: dict[str, Read] = {
 TEXT: dict[str, Read] = _BOTH | {
     "prompt": prompt,
     "best_of": neutral(1),
-    "echo": neutral(False),
+    "echo": flag,
     "logprobs": count,
     "suffix": neutral(""),
     "add_special_tokens": neutral(True),

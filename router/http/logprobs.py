@@ -4,11 +4,13 @@ A token's bytes may be part of a character; its text then shows U+FFFD, as OpenA
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any  # values of JSON
 
 from core.completion import Chunk
 from core.request import Logprobs
 
-Json = dict[str, object]
+Json = dict[str, Any]
 BytesOf = Callable[[int], bytes]
 
 
@@ -22,6 +24,52 @@ def chat_logprobs(chunks: Sequence[Chunk], bytes_of: BytesOf) -> Json:
         ],
         "refusal": None,
     }
+
+
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """A prompt that is told with its answers: ids, the text of each, and, if asked for, logprobs.
+
+    logprobs begin with the second token, as nothing tells how likely the first one is; None when
+    they were not asked for.
+    """
+
+    token_ids: Sequence[int]
+    pieces: Sequence[str]
+    logprobs: Sequence[Logprobs] | None = None
+
+    @property
+    def text(self) -> str:
+        """The whole prompt."""
+        return "".join(self.pieces)
+
+    def told(self, bytes_of: BytesOf) -> Json | None:
+        """`choices[].logprobs` of a text, for the tokens of the prompt; None if not asked for."""
+        if self.logprobs is None:
+            return None
+        chunks = [
+            Chunk(piece, (token_id,), logprobs=(logprobs,))
+            for piece, token_id, logprobs in zip(
+                self.pieces[1:], self.token_ids[1:], self.logprobs, strict=True
+            )
+        ]
+        first = {
+            "tokens": [_text(bytes_of(self.token_ids[0]))],
+            "token_logprobs": [None],
+            "top_logprobs": [None],
+            "text_offset": [0],
+        }
+        return joined(first, text_logprobs(chunks, bytes_of, len(self.pieces[0])))
+
+
+NO_ECHO = Echo((), ())
+
+
+def joined(before: Json | None, after: Json | None) -> Json | None:
+    """Parallel lists of two runs of tokens as those of one; either may be None."""
+    if before is None or after is None:
+        return before if after is None else after
+    return {name: [*values, *after[name]] for name, values in before.items()}
 
 
 def text_logprobs(chunks: Sequence[Chunk], bytes_of: BytesOf, text_offset: int) -> Json:

@@ -7,15 +7,23 @@ line). The last chunk of an answer, and every whole body, carries beside OpenAI'
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from core.completion import Chunk, Completion
 from core.request import Usage
 from core.timeline import Phases
-from router.generation import Delivery
 from router.http.body import Body, Kind
 from router.http.errors import Problem
-from router.http.logprobs import BytesOf, Json, chat_logprobs, text_logprobs
+from router.http.logprobs import (
+    NO_ECHO,
+    BytesOf,
+    Echo,
+    Json,
+    chat_logprobs,
+    joined,
+    text_logprobs,
+)
+from router.several import Delivery
 
 DONE = b"data: [DONE]\n\n"
 
@@ -46,55 +54,71 @@ class Replies:
     created: int
     bytes_of: BytesOf
 
-    def whole(self, chunks: list[Chunk], completion: Completion) -> bytes:
-        """The body of an answer that is not streamed."""
-        text = "".join(chunk.text for chunk in chunks)
+    def whole(
+        self, chunks: list[Chunk], completions: Sequence[Completion], echo: Echo = NO_ECHO
+    ) -> bytes:
+        """The body of answers that are not streamed; completions by index."""
+        sent = Sent(num_characters=len(echo.text))
+        choices = []
+        for index, completion in enumerate(completions):
+            mine = [chunk for chunk in chunks if chunk.index == index]
+            message, reason = self._message(mine, echo.text), completion.finish_reason
+            choice = self._choice(message, mine, reason, sent, index=index)
+            if echo.logprobs is not None:
+                choice["logprobs"] = joined(echo.told(self.bytes_of), choice["logprobs"])
+            if index > 0:  # that of choice 0 stands beside them all
+                choice["twophase"] = _twophase(completion)
+            choices.append(choice)
         reply = self._frame(is_stream=False) | {
-            "choices": [
-                self._choice(
-                    {"message": {"role": "assistant", "content": text, "refusal": None}}
-                    if self.kind is Kind.CHAT
-                    else {"text": text},
-                    chunks,
-                    completion.finish_reason,
-                )
-            ],
-            "usage": _usage(completion.usage),
-            "twophase": _twophase(completion),
+            "choices": choices,
+            "usage": _usage(_usage_of_all(completions)),
+            "twophase": _twophase(completions[0]),
         }
         return dumped(reply)
 
+    def _message(self, chunks: Sequence[Chunk], before: str) -> Json:
+        text = before + "".join(chunk.text for chunk in chunks)
+        if self.kind is Kind.TEXT:
+            return {"text": text}
+        return {"message": {"role": "assistant", "content": text, "refusal": None}}
+
     def opening(self) -> bytes:
-        """The event that opens a stream: a chat tells who speaks."""
+        """The events that open a stream: a chat tells who speaks, once for each choice."""
         if self.kind is Kind.TEXT:
             return b""
         opening: Json = {"delta": {"role": "assistant", "content": ""}}
-        return self._event(self._choice(opening, [], None))
+        indexes = range(self.body.asked.n or 1)
+        return b"".join(self._event(self._choice(opening, [], None, index=i)) for i in indexes)
+
+    def echo(self, echo: Echo, index: int) -> tuple[bytes, Sent]:
+        """The event that tells a choice's prompt, and what was sent with it."""
+        choice = self._choice({"text": echo.text}, [], None, index=index)
+        choice["logprobs"] = echo.told(self.bytes_of)
+        return self._event(choice), Sent(num_characters=len(echo.text))
 
     def events(self, delivery: Delivery, sent: Sent) -> bytes:
-        """One event for each chunk of a delivery; the closing chunk ends the stream.
-
-        sent: what was in the events before.
-        """
+        """One event for each chunk of a delivery; `sent` is what its answer's earlier ones held."""
         num_prompt_tokens, events = delivery.request.num_prompt_tokens, []
         for chunk in delivery.chunks:
-            choice = self._choice(self._piece(chunk), [chunk], _reason(chunk), sent)
+            choice = self._choice(
+                self._piece(chunk), [chunk], _reason(chunk), sent, index=chunk.index
+            )
             sent = sent.after([chunk])
             usage = None
             if self.body.stream_options.continuous_usage_stats:
                 usage = _usage(Usage(num_prompt_tokens, sent.num_tokens))
-            if chunk.completion is None:
-                events.append(self._event(choice, usage))
-            else:
-                events.append(self._closing(choice, usage, chunk.completion))
+            more: Json = {}
+            if chunk.completion is not None:
+                more["twophase"] = _twophase(chunk.completion)
+            events.append(self._event(choice, usage, more))
         return b"".join(events)
 
-    def _closing(self, choice: Json, usage: Json | None, completion: Completion) -> bytes:
-        last = self._event(choice, usage, {"twophase": _twophase(completion)})
-        if self.body.stream_options.include_usage:
-            frame = self._frame(is_stream=True)
-            last += _sse(frame | {"choices": [], "usage": _usage(completion.usage)})
-        return last + DONE
+    def ending(self, completions: Sequence[Completion]) -> bytes:
+        """The events that end a stream whose answers are all complete."""
+        if not self.body.stream_options.include_usage:
+            return DONE
+        usage = _usage(_usage_of_all(completions))
+        return _sse(self._frame(is_stream=True) | {"choices": [], "usage": usage}) + DONE
 
     def _event(self, choice: Json, usage: Json | None = None, more: Json | None = None) -> bytes:
         frame = self._frame(is_stream=True) | {"choices": [choice]}
@@ -109,10 +133,16 @@ class Replies:
         return {"delta": {} if is_last and not chunk.text else {"content": chunk.text}}
 
     def _choice(
-        self, piece: Json, chunks: list[Chunk], finish_reason: str | None, sent: Sent = Sent()
+        self,
+        piece: Json,
+        chunks: list[Chunk],
+        finish_reason: str | None,
+        sent: Sent = Sent(),
+        *,
+        index: int,
     ) -> Json:
         choice = {
-            "index": 0,
+            "index": index,
             **piece,
             "logprobs": self._logprobs(chunks, sent),
             "finish_reason": finish_reason,
@@ -157,6 +187,12 @@ def server_timing(phases: Phases) -> str:
 
 def _reason(chunk: Chunk) -> str | None:
     return chunk.completion.finish_reason if chunk.completion is not None else None
+
+
+def _usage_of_all(completions: Sequence[Completion]) -> Usage:
+    """The prompt once, and the tokens of all answers to it."""
+    num_output_tokens = sum(completion.usage.num_output_tokens for completion in completions)
+    return replace(completions[0].usage, num_output_tokens=num_output_tokens)
 
 
 def _usage(usage: Usage) -> Json:

@@ -331,6 +331,7 @@ class Fleet:
             await asyncio.sleep(HEARTBEAT_S)
 
     def _look_at(self, member: Member, status: WorkerStatus) -> None:
+        member.status = status
         if status.is_draining:
             self._drain(member)
         if member.steps.stalled_s(status, self._clock.now_s()) >= self._wedged_after_s:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 from core.clock import Clock
 from core.errors import PeerLost, PeerStopping
+from core.listing import WorkerState
 from core.request import Request, RequestId
 from core.worker import (
     CancelRequest,
@@ -16,8 +17,8 @@ from core.worker import (
     DecodeUpdate,
     NewToken,
     RequestFailed,
-    Reserved,
     WorkerInfo,
+    WorkerStatus,
 )
 from router.answer import Event
 from router.members.breaker import Breaker
@@ -48,7 +49,7 @@ class Mailbox:
 class Member:
     """One connected worker of a known incarnation.
 
-    is_draining: it stops, and is given nothing new.
+    is_draining: it stops, and is given nothing new. status is what it said last; None before.
     """
 
     def __init__(self, info: WorkerInfo, peer: Peer) -> None:
@@ -58,12 +59,19 @@ class Member:
         self.num_prompt_tokens = 0
         self.last_heard_s = 0.0
         self.is_draining = False
+        self.status: WorkerStatus | None = None
         self.breaker = Breaker()
         self.steps = StepWatch()
 
     def is_usable(self, now_s: float) -> bool:
         """Whether it may be given a request now."""
         return not self.is_draining and self.breaker.allows(now_s)
+
+    def state(self, now_s: float) -> WorkerState:
+        """Whether it is given requests, in one word."""
+        if self.is_draining:
+            return WorkerState.DRAINING
+        return WorkerState.READY if self.is_usable(now_s) else WorkerState.SUSPECT
 
     @contextmanager
     def serving(self, request: Request) -> Iterator[None]:
@@ -112,16 +120,14 @@ class DecodeMember(Member):
         """Hand out updates until the session ends; raises PeerLost when it breaks."""
         async for update in self._session:
             self.last_heard_s = clock.now_s()
-            events: tuple[Reserved | NewToken | RequestFailed, ...]
-            events = (*update.reserved, *update.tokens, *update.failed)
-            for event in events:
+            for event in update.events:
                 mailbox = self._mailboxes.get(event.request_id)
                 if mailbox is not None:
                     self._hand_out(event, mailbox)
             if update.is_draining:
                 on_draining()
 
-    def _hand_out(self, event: Reserved | NewToken | RequestFailed, mailbox: Mailbox) -> None:
+    def _hand_out(self, event: Event, mailbox: Mailbox) -> None:
         if isinstance(event, NewToken) and not mailbox.has_token:
             mailbox.has_token = True
             self.breaker.succeeded()

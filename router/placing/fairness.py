@@ -21,14 +21,15 @@ MAX_REMEMBERED_CLIENTS = 4096
 class Ticket:
     """One request that waits.
 
-    is_resumed: workers have failed its answer on the way; it goes before all that are new.
+    is_begun: its request was served before: workers failed its answer on the way, or it is one more
+    answer to the same prompt. It goes before all that are new.
     num_prompt_tokens have to be read for it; num_tokens, prompt and answer at their longest, are
     its cost. tried_s is when it was first tried in vain.
     """
 
     client: str
     priority: Priority
-    is_resumed: bool
+    is_begun: bool
     num_prompt_tokens: int
     num_tokens: int
     arrived_s: float
@@ -39,7 +40,7 @@ class Ticket:
     @property
     def place_in_line(self) -> tuple[bool, Priority, float, int]:
         """Sorts tickets; the lowest is next."""
-        return (not self.is_resumed, self.priority, self.start, self.number)
+        return (not self.is_begun, self.priority, self.start, self.number)
 
 
 class FairQueue:

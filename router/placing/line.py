@@ -33,6 +33,7 @@ from router.placement import (
     place,
 )
 from router.placing.fairness import FairQueue, Ticket
+from router.placing.holder import beside
 from router.placing.knowledge import Knowledge, Lease, Loads
 from router.placing.prefix_index import PromptBlocks
 from router.policy import DispatchPolicy
@@ -145,14 +146,15 @@ class Placing:
         request, now_s = answer.request, self._clock.now_s()
         prompt = PromptBlocks((*request.prompt_token_ids, *answer.log))
         need = Need(prompt.num_tokens, request.max_num_tokens)
-        sender, is_resumed = request.sender, recovery.last_error is not None
-        if not is_resumed and self.knowledge.rates.is_steady:
+        sender = request.sender
+        is_begun = recovery.last_error is not None or answer.index > 0
+        if not is_begun and self.knowledge.rates.is_steady:
             backlog = self._backlog(answer, need)
             refuse_if_late(backlog, deadline_s=request.deadline_s, now_s=now_s)
         ticket = Ticket(
             client=sender.client,
             priority=sender.priority,
-            is_resumed=is_resumed,
+            is_begun=is_begun,
             num_prompt_tokens=need.num_prompt_tokens,
             num_tokens=need.num_tokens,
             arrived_s=now_s,
@@ -163,7 +165,7 @@ class Placing:
         self._line.push(ticket)
         self._waiting[ticket] = waiting
         self._pump()
-        if is_full and ticket in self._waiting and not is_resumed:
+        if is_full and ticket in self._waiting and not is_begun:
             waiting.error = Overloaded(
                 f"{self._policy.max_queued_requests} requests wait in line",
                 retry_after_s=self._hint_s(waiting),
@@ -186,13 +188,7 @@ class Placing:
         """Whether the ticket has left the line, with a lease or an error."""
         loads = self._loads(waiting.recovery)
         loads = self.knowledge.of(loads, waiting.prompt, waiting.session)
-        placement = place(
-            self._rules(waiting.recovery),
-            waiting.need,
-            loads.prefill,
-            loads.decode,
-            exposed_transfer_s=self.knowledge.rates.exposed_transfer_s(),
-        )
+        placement = self._place(waiting, loads)
         if isinstance(placement, Rejected):
             waiting.error = self._error(waiting, placement)
             if waiting.error is None:
@@ -207,6 +203,19 @@ class Placing:
         del self._waiting[waiting.ticket]
         waiting.turn.set()
         return True
+
+    def _place(self, waiting: _Waiting, loads: Loads) -> Placement | Rejected:
+        if waiting.answer.index > 0:
+            at_holder = beside(waiting.answer.prompt_holder, waiting.need, loads.decode)
+            if at_holder is not None:
+                return at_holder
+        return place(
+            self._rules(waiting.recovery),
+            waiting.need,
+            loads.prefill,
+            loads.decode,
+            exposed_transfer_s=self.knowledge.rates.exposed_transfer_s(),
+        )
 
     def _error(self, waiting: _Waiting, rejected: Rejected) -> TwophaseError | None:
         """What a rejection means for the request; None lets it wait."""

@@ -80,7 +80,7 @@ class RouterByHand:
         """Note what decode says; ends with the session."""
         async for update in self._session:
             async with self._heard:
-                for event in (*update.reserved, *update.tokens, *update.failed):
+                for event in update.events:
                     assert isinstance(event, Reserved | NewToken | RequestFailed)
                     self._events[event.request_id].append(event)
                 self._heard.notify_all()

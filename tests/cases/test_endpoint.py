@@ -12,6 +12,8 @@ import router.service
 from core.errors import DuplicateRequest, InvalidRequest, TwophaseError
 from tests.cases.one_process import prompt_of
 from twophase.client import Sampling
+from twophase.client_wire import generate_request
+from twophase.v1 import inference_pb2_grpc
 
 MIB = 1 << 20
 PROMPT = prompt_of(20, 80)
@@ -57,6 +59,45 @@ async def test_slow_readers_hold_up_nobody_and_are_bounded_by_their_own_limit(ru
         for stream in slow:
             await stream.aclose()
         await cluster.nothing_is_left()
+
+
+@pytest.mark.case("B-085")
+async def test_a_stream_that_nobody_reads_pauses_and_keeps_its_tokens(run, reference, monkeypatch):
+    written = []
+    to_wire = router.service.chunk_to_wire
+
+    def counted(chunk):
+        written.extend(chunk.token_ids)
+        return to_wire(chunk)
+
+    monkeypatch.setattr(router.service, "chunk_to_wire", counted)
+    message = generate_request(
+        PROMPT, Sampling(max_tokens=500, num_logprobs=20, ignore_eos=True), "", ""
+    )
+    # The window of a client that never lets it grow.
+    options = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 16 << 10))
+    async with (
+        run("shm") as cluster,
+        grpc.aio.insecure_channel(cluster.address, options=options) as channel,
+    ):
+        answer = inference_pb2_grpc.InferenceStub(channel).Generate(message)
+        stream = aiter(answer)
+        token_ids = [*(await anext(stream)).token_ids]
+        await cluster.until_count("decode-0", "num_handler_tasks", lambda count: count == 0)
+        # Decode has made the whole answer; the transport took what its window holds, no more.
+        num_written = len(written)
+        assert num_written < 450
+        assert (await cluster.ask(PROMPT, max_tokens=40)).token_ids == reference(PROMPT, 40)
+        assert len(written) == num_written + 40
+        async for response in stream:
+            token_ids += response.token_ids
+        assert token_ids == reference(PROMPT, 500)
+        # What it never takes is ended by its deadline.
+        started_s = time.monotonic()
+        late = inference_pb2_grpc.InferenceStub(channel).Generate(message, timeout=1.0)
+        await late.read()
+        await cluster.nothing_is_left()
+        assert time.monotonic() - started_s < 5
 
 
 @pytest.mark.case("B-087")

@@ -128,6 +128,63 @@ def test_a_seed_draws_the_same_tokens_over_both_doors(
     assert answer.choices[0].token_ids == token_ids
 
 
+def test_several_choices_come_whole_and_streamed_with_one_prompt_in_the_usage(
+    client: openai.OpenAI, model: str
+) -> None:
+    fields = {
+        "model": model,
+        "messages": MESSAGES,
+        "max_completion_tokens": 12,
+        "temperature": 0.9,
+        "seed": 3,
+        "n": 3,
+        "extra_body": GREEDY["extra_body"],
+    }
+    whole = client.chat.completions.create(**fields)
+    alone = client.chat.completions.create(**fields | {"n": 1})
+    texts, reasons, usages = ["", "", ""], {}, []
+    for event in client.chat.completions.create(
+        **fields, stream=True, stream_options={"include_usage": True}
+    ):
+        usages += [event.usage] if event.usage else []
+        for choice in event.choices:
+            assert choice.index not in reasons
+            texts[choice.index] += choice.delta.content or ""
+            if choice.finish_reason:
+                reasons[choice.index] = choice.finish_reason
+
+    assert [choice.index for choice in whole.choices] == [0, 1, 2]
+    assert [choice.message.content for choice in whole.choices] == texts
+    assert alone.choices[0].message.content == texts[0]
+    assert len(set(texts)) == 3
+    assert reasons == dict.fromkeys(range(3), "length")
+    for usage in (whole.usage, *usages):
+        assert usage.prompt_tokens == alone.usage.prompt_tokens
+        assert usage.completion_tokens == 36
+    assert len(usages) == 1
+
+
+def test_echo_scores_the_prompt_the_same_when_it_is_cached(
+    client: openai.OpenAI, cluster: LocalCluster, model: str
+) -> None:
+    text = "Rivers run to the sea, and the sea is never full."
+    asked = {"model": model, "prompt": text, "max_tokens": 3, "echo": True, "logprobs": 2, **GREEDY}
+    first = client.completions.create(**asked).choices[0]
+    again = client.completions.create(**asked).choices[0]
+    with Client(cluster.address) as grpc:
+        sampling = Sampling(max_tokens=3, ignore_eos=True, num_prompt_logprobs=2)
+        answer = grpc.generate_once(text, sampling)
+
+    assert first.text == text + answer.text
+    scores = [logprobs.chosen for logprobs in answer.prompt_logprobs]
+    for choice in (first, again):
+        assert choice.logprobs.token_logprobs[0] is None
+        told = choice.logprobs.token_logprobs[1 : 1 + len(scores)]
+        assert told == pytest.approx(scores, abs=1e-4)
+        assert len(choice.logprobs.tokens) == 1 + len(scores) + 3
+        assert "".join(choice.logprobs.tokens[: 1 + len(scores)]) == text
+
+
 def test_unset_temperature_draws_and_tells_the_seed_that_repeats_it(
     client: openai.OpenAI, model: str
 ) -> None:
@@ -166,7 +223,7 @@ def test_errors_arrive_as_the_package_knows_them(client: openai.OpenAI, model: s
 
     assert unknown.value.code == "model_not_found"
     assert tools.value.param == "tools"
-    assert long.value.param == "prompt"
+    assert (long.value.param, long.value.code) == ("prompt", "context_length_exceeded")
     assert long.value.type == "invalid_request_error"
 
 

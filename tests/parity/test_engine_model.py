@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from core.layout import Dtype
+from core.request import SamplingParams
+from engine.batch import SequenceStep
 from engine.block_pool import BlockPool
 from engine.runner import Runner
 from tests.engine_loop import generate
@@ -73,6 +75,48 @@ def test_every_variant_says_what_transformers_says(tmp_path, model_type, overrid
     prompts = [[rng.randrange(512) for _ in range(n)] for n in (1, 9, 70, 130)]
     expected = generate_reference(tmp_path, prompts, 8)
     assert generate(make_runner(tmp_path), prompts, max_tokens=8, chunk_tokens=33) == expected
+
+
+def test_a_prompt_is_told_the_log_probabilities_of_a_plain_forward_pass_in_chunks_and_beside_others(
+    tmp_path,
+):
+    from transformers import AutoModelForCausalLM
+
+    write_tiny_model(tmp_path, seed=4)
+    rng = random.Random(6)
+    prompt, other = ([rng.randrange(512) for _ in range(n)] for n in (41, 9))
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    with torch.inference_mode():
+        expected = model(torch.tensor([prompt])).logits[0].log_softmax(dim=-1)
+    runner = make_runner(tmp_path)
+    sampling = SamplingParams(num_logprobs=0)
+    told, sampled = [], []
+    for start, end in ((0, 16), (16, 17), (17, 40), (40, 41)):
+        scored = SequenceStep(
+            prompt[start:end],
+            start,
+            range(6),
+            sampling if end == len(prompt) else None,
+            targets=prompt[start + 1 : end + 1],
+            num_top=3,
+        )
+        # Beside it a whole prompt and a chunk of one, whose rows must not be taken for its own.
+        whole = SequenceStep(other, 0, [8, 9], sampling)
+        chunk = SequenceStep(other[:5], 0, [10], None)
+        result = runner.step([chunk, scored, whole])
+        told += result.prompt_logprobs.get(1, ())
+        assert result.prompt_logprobs.keys() <= {1}
+        assert result.token_ids[0] is None
+        sampled.append(result.token_ids[2])
+    assert len(told) == len(prompt) - 1
+    for place, logprobs in enumerate(told):
+        row = expected[place]
+        assert logprobs.chosen == pytest.approx(row[prompt[place + 1]].item(), abs=1e-4)
+        top = row.topk(3)
+        assert [value for _, value in logprobs.top] == pytest.approx(top.values.tolist(), abs=1e-4)
+        assert [token_id for token_id, _ in logprobs.top] == top.indices.tolist()
+    assert result.token_ids[1] == int(expected[-1].argmax())
+    assert set(sampled) == {runner.step([SequenceStep(other, 0, [8, 9], sampling)]).token_ids[0]}
 
 
 def reference_rows(wanted):

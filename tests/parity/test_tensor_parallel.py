@@ -124,6 +124,16 @@ def test_the_layer_hook_comes_when_all_ranks_have_written(directory, two_ranks):
     assert seen == [(index, True) for index in range(4)]
 
 
+def test_two_ranks_tell_the_log_probabilities_of_one(directory, two_ranks, prompts):
+    prompt = prompts[2]
+    step = SequenceStep(prompt, 0, range(9), SamplingParams(), targets=prompt[1:], num_top=2)
+    [told] = two_ranks.step([step]).prompt_logprobs.values()
+    with running_engine(settings_of(directory, 1)) as runner:
+        [alone] = runner.step([step]).prompt_logprobs.values()
+    assert [each.chosen for each in told] == pytest.approx([a.chosen for a in alone], abs=1e-4)
+    assert len(told) == len(prompt) - 1
+
+
 def test_a_long_step_is_announced_whole(two_ranks, expected, prompts):
     long_prompt = [3 + i % 400 for i in range(2000)]
     assert len(generate(two_ranks, [long_prompt], max_tokens=2)[0]) == 2

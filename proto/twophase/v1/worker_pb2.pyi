@@ -164,7 +164,7 @@ class WireRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[WireSampling, _Mapping]] = ..., remaining_s: _Optional[float] = ..., num_resumed_tokens: _Optional[int] = ...) -> None: ...
 
 class WireSampling(_message.Message):
-    __slots__ = ("max_tokens", "temperature", "top_k", "top_p", "seed", "stop_token_ids", "min_tokens", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "num_logprobs", "grammar")
+    __slots__ = ("max_tokens", "temperature", "top_k", "top_p", "seed", "stop_token_ids", "min_tokens", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "num_logprobs", "grammar", "num_prompt_logprobs")
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     TOP_K_FIELD_NUMBER: _ClassVar[int]
@@ -179,6 +179,7 @@ class WireSampling(_message.Message):
     LOGIT_BIAS_FIELD_NUMBER: _ClassVar[int]
     NUM_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     GRAMMAR_FIELD_NUMBER: _ClassVar[int]
+    NUM_PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     max_tokens: int
     temperature: float
     top_k: int
@@ -193,7 +194,8 @@ class WireSampling(_message.Message):
     logit_bias: _containers.RepeatedCompositeFieldContainer[_inference_pb2.LogitBias]
     num_logprobs: int
     grammar: str
-    def __init__(self, max_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., seed: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., min_tokens: _Optional[int] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Iterable[_Union[_inference_pb2.LogitBias, _Mapping]]] = ..., num_logprobs: _Optional[int] = ..., grammar: _Optional[str] = ...) -> None: ...
+    num_prompt_logprobs: int
+    def __init__(self, max_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., seed: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., min_tokens: _Optional[int] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Iterable[_Union[_inference_pb2.LogitBias, _Mapping]]] = ..., num_logprobs: _Optional[int] = ..., grammar: _Optional[str] = ..., num_prompt_logprobs: _Optional[int] = ...) -> None: ...
 
 class WireReservation(_message.Message):
     __slots__ = ("decode_worker", "decode_address", "decode_incarnation", "epoch", "block_ids", "num_shared_blocks", "num_shared_tokens", "prompt_digest")
@@ -224,12 +226,22 @@ class PrefillRequest(_message.Message):
     def __init__(self, request: _Optional[_Union[WireRequest, _Mapping]] = ..., reservation: _Optional[_Union[WireReservation, _Mapping]] = ...) -> None: ...
 
 class PrefillEvent(_message.Message):
-    __slots__ = ("first_token", "transfer_done")
+    __slots__ = ("first_token", "transfer_done", "prompt_logprobs")
     FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
     TRANSFER_DONE_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     first_token: FirstToken
     transfer_done: TransferDone
-    def __init__(self, first_token: _Optional[_Union[FirstToken, _Mapping]] = ..., transfer_done: _Optional[_Union[TransferDone, _Mapping]] = ...) -> None: ...
+    prompt_logprobs: PromptLogprobs
+    def __init__(self, first_token: _Optional[_Union[FirstToken, _Mapping]] = ..., transfer_done: _Optional[_Union[TransferDone, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ...) -> None: ...
+
+class PromptLogprobs(_message.Message):
+    __slots__ = ("request_id", "logprobs")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    logprobs: _containers.RepeatedCompositeFieldContainer[_inference_pb2.Logprobs]
+    def __init__(self, request_id: _Optional[str] = ..., logprobs: _Optional[_Iterable[_Union[_inference_pb2.Logprobs, _Mapping]]] = ...) -> None: ...
 
 class FirstToken(_message.Message):
     __slots__ = ("token_id", "times", "logprobs")
@@ -290,16 +302,18 @@ class WireCancel(_message.Message):
     def __init__(self, request_id: _Optional[str] = ...) -> None: ...
 
 class DecodeUpdate(_message.Message):
-    __slots__ = ("reserved", "tokens", "failed", "is_draining")
+    __slots__ = ("reserved", "tokens", "failed", "is_draining", "prompt_logprobs")
     RESERVED_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     IS_DRAINING_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     reserved: _containers.RepeatedCompositeFieldContainer[Reserved]
     tokens: _containers.RepeatedCompositeFieldContainer[NewToken]
     failed: _containers.RepeatedCompositeFieldContainer[RequestFailed]
     is_draining: bool
-    def __init__(self, reserved: _Optional[_Iterable[_Union[Reserved, _Mapping]]] = ..., tokens: _Optional[_Iterable[_Union[NewToken, _Mapping]]] = ..., failed: _Optional[_Iterable[_Union[RequestFailed, _Mapping]]] = ..., is_draining: _Optional[bool] = ...) -> None: ...
+    prompt_logprobs: _containers.RepeatedCompositeFieldContainer[PromptLogprobs]
+    def __init__(self, reserved: _Optional[_Iterable[_Union[Reserved, _Mapping]]] = ..., tokens: _Optional[_Iterable[_Union[NewToken, _Mapping]]] = ..., failed: _Optional[_Iterable[_Union[RequestFailed, _Mapping]]] = ..., is_draining: _Optional[bool] = ..., prompt_logprobs: _Optional[_Iterable[_Union[PromptLogprobs, _Mapping]]] = ...) -> None: ...
 
 class Reserved(_message.Message):
     __slots__ = ("request_id", "reservation")

@@ -25,6 +25,7 @@ EXAMPLES = [
     errors.InvariantBroken("a bug"),
     errors.Unauthenticated("no key"),
     errors.PermissionDenied("no admin"),
+    errors.PromptTooLong("prompt", "9 tokens", "at most 8"),
 ]
 
 

@@ -19,6 +19,7 @@ from core.request import (
 State = RequestState
 ARROWS = {
     (State.RECEIVED, State.ADMITTED),
+    (State.RECEIVED, State.FINISHED),
     (State.ADMITTED, State.RESERVING),
     (State.RESERVING, State.PREFILLING),
     (State.PREFILLING, State.TRANSFERRING),

@@ -141,7 +141,7 @@ class World:
     def events(self, session=SESSION):
         """What the session was told since the last call, in order."""
         for session_id, update in self.worker.take_updates().items():
-            self._events[session_id] += (*update.reserved, *update.tokens, *update.failed)
+            self._events[session_id] += update.events
         events, self._events[session] = self._events[session], []
         for event in events:
             if isinstance(event, Reserved):

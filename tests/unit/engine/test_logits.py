@@ -76,13 +76,14 @@ def test_log_probabilities_are_those_of_the_softmax_likeliest_first():
     logits = torch.tensor([draw.uniform(-3, 3) for _ in range(VOCABULARY)])
     expected = logits.double().log_softmax(dim=-1)
     order = sorted(range(VOCABULARY), key=lambda i: -expected[i].item())
-    logprobs = logprobs_of(logits, 4, 3)
+    other, logprobs = logprobs_of(torch.stack([logits.flip(0), logits]), [7, 4], 3)
     assert logprobs.chosen == pytest.approx(expected[4].item(), abs=1e-5)
     assert [token_id for token_id, _ in logprobs.top] == order[:3]
     assert [value for _, value in logprobs.top] == pytest.approx(
         [expected[i].item() for i in order[:3]], abs=1e-5
     )
+    assert other.chosen == pytest.approx(expected[VOCABULARY - 1 - 7].item(), abs=1e-5)
 
 
 def test_more_alternatives_than_tokens_are_all_tokens():
-    assert len(logprobs_of(torch.zeros(3), 0, 20).top) == 3
+    assert [len(each.top) for each in logprobs_of(torch.zeros(1, 3), [0], 20)] == [3]

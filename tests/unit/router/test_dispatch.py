@@ -14,6 +14,7 @@ from core.errors import (
     TransferFailure,
 )
 from core.worker import CancelRequest, RequestFailed, Reserve, Role
+from router.answer import Answer
 from router.dispatch import Dispatcher, DispatchPolicy
 from router.totals import KvCounters
 from tests.unit.router.doubles import (
@@ -43,10 +44,7 @@ class World:
     def start(self, request, deliver=None):
         return asyncio.create_task(
             self.dispatcher.run(
-                request,
-                received_s=self.clock.now_s(),
-                tokenize_s=0.0,
-                deliver=deliver or self.deliver,
+                Answer(request, self.clock.now_s(), 0.0), deliver=deliver or self.deliver
             )
         )
 

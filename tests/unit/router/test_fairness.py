@@ -10,8 +10,8 @@ from core.request import Priority
 from router.placing.fairness import FairQueue, Ticket
 
 
-def ticket(client="a", num_tokens=10, *, priority=Priority.NORMAL, is_resumed=False):
-    return Ticket(client, priority, is_resumed, 5, num_tokens, arrived_s=0.0)
+def ticket(client="a", num_tokens=10, *, priority=Priority.NORMAL, is_begun=False):
+    return Ticket(client, priority, is_begun, 5, num_tokens, arrived_s=0.0)
 
 
 def pushed(*tickets):
@@ -55,7 +55,7 @@ def test_shares_are_of_tokens_and_not_of_requests():
 def test_a_higher_priority_goes_first_and_what_was_begun_before_all():
     low, normal = ticket(priority=Priority.LOW), ticket()
     high = ticket(priority=Priority.HIGH)
-    resumed = ticket(priority=Priority.LOW, is_resumed=True)
+    resumed = ticket(priority=Priority.LOW, is_begun=True)
     assert served(pushed(low, normal, high, resumed), 4) == [resumed, high, normal, low]
 
 

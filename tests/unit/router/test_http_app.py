@@ -28,6 +28,7 @@ from router.http.app import HttpApp
 from router.http.reading import BodyReader
 from router.request import Defaults
 from router.running import RunningRequests
+from router.telemetry.gauges import Gauges
 from router.text.chat_template import ChatTemplate
 from router.text.tokenizer import Tokenizer
 from router.totals import KvCounters
@@ -183,7 +184,16 @@ async def empty_world(fleet, clock, router_config, monkeypatch):
             fleet, dispatcher, make_tokenizer(), door, config=config, clock=clock
         )
         bodies = BodyReader(max_body_bytes=1000, max_held_bytes=1500, timeout_s=0.05)
-        app = HttpApp(generation, door.readiness, "tiny", Defaults(), clock, bodies).asgi()
+        gauges = Gauges(fleet, dispatcher, door, clock)
+        app = HttpApp(
+            generation,
+            door.readiness,
+            "tiny",
+            Defaults(),
+            clock,
+            lambda: door.measured.telemetry.exposition(gauges.samples()),
+            bodies,
+        ).asgi()
         yield World(generation, fleet, dispatcher, door, app)
 
 

@@ -177,8 +177,7 @@ class TestRefused:
     @pytest.mark.parametrize(
         ("name", "value"),
         [
-            ("n", 2),
-            ("n", True),
+            ("cache_salt", "x"),
             ("prompt_logprobs", 1),
         ],
     )
@@ -191,7 +190,6 @@ class TestRefused:
     @pytest.mark.parametrize(
         ("name", "value"),
         [
-            ("n", 1),
             ("stop", []),
             ("logit_bias", {}),
             ("length_penalty", 1.0),

@@ -20,6 +20,7 @@ from core.errors import (
 )
 from core.request import FinishReason, attempt_id, id_of_attempt
 from core.worker import CancelRequest, RequestFailed, Reserve, Role
+from router.answer import Answer
 from router.dispatch import Dispatcher, DispatchPolicy
 from router.placement import DecodeLoad, Placement, PrefillLoad
 from router.recovery import Failure, Recovery
@@ -54,7 +55,7 @@ class Cluster:
 
     def start(self, request):
         now_s = self.clock.now_s()
-        run = self.dispatcher.run(request, received_s=now_s, tokenize_s=0.0, deliver=self.deliver)
+        run = self.dispatcher.run(Answer(request, now_s, 0.0), deliver=self.deliver)
         return asyncio.create_task(run)
 
     def reserve_of(self, request_id):

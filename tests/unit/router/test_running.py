@@ -47,7 +47,7 @@ async def test_a_request_is_inside_while_it_is_served_and_its_id_is_taken(runnin
 
 async def test_one_more_than_may_be_inside_is_refused_and_holds_nothing(running):
     with running.entered("a", 99.0), running.entered("b", 99.5):
-        with pytest.raises(Overloaded, match="2 requests are active") as refusal:
+        with pytest.raises(Overloaded, match="2 of 2 answers are active") as refusal:
             with running.entered("c", 100.0):
                 pytest.fail("it was let in")
         assert refusal.value.retry_after_s > 0

@@ -31,6 +31,7 @@ from core.worker import (
     FirstToken,
     LinkStatus,
     NewToken,
+    PromptLogprobs,
     RemoteReservation,
     RequestFailed,
     Reserve,
@@ -89,6 +90,7 @@ samplings = fields(
     logit_bias=biases,
     num_logprobs=st.none() | st.integers(0, 20),
     grammar=st.none() | texts,
+    num_prompt_logprobs=st.none() | st.integers(0, 20),
 )
 askings = fields(
     Sampling,
@@ -108,6 +110,8 @@ askings = fields(
     logit_bias=biases,
     num_logprobs=st.none() | counts,
     constraint=constraints,
+    n=st.none() | counts,
+    num_prompt_logprobs=st.none() | counts,
 )
 logprobs = fields(
     Logprobs,
@@ -216,6 +220,8 @@ chunks = fields(
     completion=st.none() | completions,
     logprobs=st.lists(logprobs, max_size=3).map(tuple),
     seed=st.none() | wides,
+    index=counts,
+    prompt_logprobs=st.lists(logprobs, max_size=3).map(tuple),
 )
 conversations = st.lists(fields(ChatMessage, role=texts, content=texts), max_size=4)
 
@@ -279,8 +285,14 @@ reservations = fields(
     num_shared_tokens=counts,
     prompt_digest=wides,
 )
+prompt_logprobs = fields(
+    PromptLogprobs,
+    request_id=request_ids,
+    logprobs=st.lists(logprobs, max_size=3).map(tuple),
+)
 prefill_events = (
-    fields(FirstToken, token_id=counts, report=prefill_reports, logprobs=st.none() | logprobs)
+    prompt_logprobs
+    | fields(FirstToken, token_id=counts, report=prefill_reports, logprobs=st.none() | logprobs)
     | transfer_reports
 )
 commands = fields(Reserve, request=requests, prefill_locally=st.booleans()) | fields(
@@ -291,6 +303,7 @@ all_errors = st.one_of(
     st.builds(errors.TwophaseError, texts),
     st.builds(errors.InvalidRequest, texts, texts | st.integers() | st.floats(), texts),
     st.builds(errors.DuplicateRequest, texts),
+    st.builds(errors.PromptTooLong, texts, texts, texts),
     st.builds(errors.Overloaded, texts, retry_after_s=seconds),
     st.builds(errors.DeadlineExceeded, texts),
     st.builds(errors.Cancelled, texts),
@@ -330,6 +343,7 @@ updates = fields(
         fields(RequestFailed, request_id=request_ids, error=all_errors), max_size=2
     ).map(tuple),
     is_draining=st.booleans(),
+    prompt_logprobs=st.lists(prompt_logprobs, max_size=2).map(tuple),
 )
 
 aborts = fields(link.Abort, request_id=request_ids, epoch=wides, reason=reasons, detail=texts)

@@ -89,6 +89,7 @@ def test_every_error_has_a_status(kind):
     [
         (errors.InvalidRequest, "INVALID_ARGUMENT"),
         (errors.DuplicateRequest, "ALREADY_EXISTS"),
+        (errors.PromptTooLong, "INVALID_ARGUMENT"),
         (errors.Overloaded, "RESOURCE_EXHAUSTED"),
         (errors.DeadlineExceeded, "DEADLINE_EXCEEDED"),
         (errors.Cancelled, "CANCELLED"),
