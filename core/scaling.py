@@ -9,6 +9,8 @@ from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from core.errors import ConfigError
+
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 Replicas = Annotated[int, Field(ge=0, le=1024)]
 
@@ -116,6 +118,29 @@ class ScalingConfig(_Section):
             raise ValueError(f"budget is {self.budget:g}, and the fewest workers cost {least:g}")
         return self
 
+    def refuse_start(self, num_prefill: int | None, num_decode: int) -> None:
+        """Refuse numbers to begin with that are not allowed; None: there is no prefill pool.
+
+        Raises:
+            ConfigError: with the key that does not fit.
+        """
+        if (self.prefill is None) != (num_prefill is None):
+            problem = (
+                "is missing: there is a prefill pool"
+                if self.prefill is None
+                else ("has no effect where decode workers read the prompts: take it out")
+            )
+            raise ConfigError("scaling.prefill", problem)
+        _refuse_outside("decode", num_decode, self.decode)
+        if self.prefill is not None and num_prefill is not None:
+            _refuse_outside("prefill", num_prefill, self.prefill)
+        if (num_prefill or 0) not in self.prefill_range(num_decode):
+            problem = f"is {num_prefill} to {num_decode} decode workers, outside scaling's ratio"
+            raise ConfigError("prefill.replicas", problem)
+        cost = self.cost(num_prefill or 0, num_decode)
+        if self.budget is not None and cost > self.budget:
+            raise ConfigError("scaling.budget", f"is {self.budget:g}, and `replicas` cost {cost:g}")
+
     def prefill_range(self, num_decode: int) -> range:
         """Numbers of prefill workers that bounds and ratio allow beside `num_decode`."""
         if self.prefill is None:
@@ -138,3 +163,11 @@ class ScalingConfig(_Section):
             if allowed:
                 costs.append(self.cost(allowed[0], num_decode))
         return min(costs, default=None)
+
+
+def _refuse_outside(name: str, number: int, bounds: PoolScaling) -> None:
+    least, most = bounds.min_replicas, bounds.max_replicas
+    if not least <= number <= most:
+        raise ConfigError(
+            f"{name}.replicas", f"is {number}, and scaling.{name} allows {least} to {most}"
+        )

@@ -48,6 +48,25 @@ class Moments:
     scv: float
 
 
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What a router is asked for, measured over its window.
+
+    arrival_scv is that of the times between arrivals, 1 where they are random. num_prompt_tokens
+    leaves out what is cached; decode_s is how long an answer holds its slot. Requests in line have
+    no workers yet. idle_s: how long nobody has asked, or waited for, anything.
+    """
+
+    requests_per_s: float = 0.0
+    arrival_scv: float = 1.0
+    num_prompt_tokens: Moments | None = None
+    decode_s: Moments | None = None
+    num_in_line: int = 0
+    num_line_tokens: int = 0
+    oldest_in_line_s: float = 0.0
+    idle_s: float = 0.0
+
+
 class Window:
     """Values of the last `span_s` seconds, the newest MAX_VALUES of them."""
 
@@ -71,10 +90,27 @@ class Window:
         values = self._lately(now_s)
         return sum(values) / len(values) if values else None
 
-    def per_s(self, now_s: float) -> float | None:
-        """Their sum for each second of the window; None when there are none."""
+    def moments(self, now_s: float) -> Moments | None:
+        """Mean and spread; None without values, or where all are zero."""
         values = self._lately(now_s)
-        return sum(values) / self._span_s if values else None
+        mean = sum(values) / len(values) if values else 0.0
+        if mean == 0:
+            return None
+        return Moments(mean, sum((value - mean) ** 2 for value in values) / len(values) / mean**2)
+
+    def num_values(self, now_s: float) -> int:
+        """How many there are."""
+        return len(self._lately(now_s))
+
+    def per_s(self, now_s: float) -> float | None:
+        """Their sum for each second of the span that they cover; None when there are none."""
+        values = self._lately(now_s)
+        return sum(values) / self.covered_s(now_s) if values else None
+
+    def covered_s(self, now_s: float) -> float:
+        """The span that the values cover: shorter where there were too many to keep."""
+        is_cut = len(self._values) == MAX_VALUES
+        return max(now_s - self._values[0][0], 1e-9) if is_cut else self._span_s
 
     def _lately(self, now_s: float) -> list[float]:
         while self._values and self._values[0][0] < now_s - self._span_s:

@@ -1,4 +1,4 @@
-"""The command line: `twophase serve`, `demo`, `ask`, `status`, `doctor`, `model` and `key`.
+"""The command line: `twophase serve`, `demo`, `ask`, `status`, `doctor`, `model`, `key`, `config`.
 
 Exit codes: 0 done, 2 refused (one line on standard error says why), 130 interrupted.
 """
@@ -25,6 +25,7 @@ from core.config import ClusterConfig, load_config
 from core.errors import TwophaseError
 from core.process import EXIT_REFUSED
 from core.worker import BlockHolder, LinkStatus, WorkerStatus
+from deploy.config_command import config_app
 from deploy.connection import connect, connection_options
 from deploy.key_command import key_app
 from deploy.own_client import own_client, wait_until_ready
@@ -44,6 +45,7 @@ app = typer.Typer(
 model_app = typer.Typer(no_args_is_help=True, help="Fetch and list models.")
 app.add_typer(model_app, name="model")
 app.add_typer(key_app, name="key")
+app.add_typer(config_app, name="config")
 app.callback()(connection_options)
 
 out = Console()

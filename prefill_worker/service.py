@@ -135,7 +135,9 @@ class PrefillService(pb_grpc.WorkerServicer, pb_grpc.PrefillWorkerServicer):
                 if first is not None and computed.report is not None:
                     yield FirstToken(first.token_id, computed.report, first.logprobs)
                     is_prompt_done = True
-            yield await handoff.sealed()
+            report = await handoff.sealed()
+            self._worker.meter.sealed(report.exposed_s, self._clock.now_s())
+            yield report
         finally:
             del self._progress[request.request_id]
             self._handoffs.pop(request.request_id, None)
@@ -163,7 +165,7 @@ class PrefillService(pb_grpc.WorkerServicer, pb_grpc.PrefillWorkerServicer):
 
     def status(self) -> WorkerStatus:
         """What the worker holds."""
-        blocks = self._worker.pool.counts()
+        blocks, now_s = self._worker.pool.counts(), self._clock.now_s()
         return WorkerStatus(
             name=self._info.name,
             role=Role.PREFILL,
@@ -186,6 +188,12 @@ class PrefillService(pb_grpc.WorkerServicer, pb_grpc.PrefillWorkerServicer):
             links=self._links.statuses,
             num_runnable_requests=self._worker.num_runnable,
             is_draining=self._is_draining,
+            signals=self._worker.meter.signals(
+                now_s,
+                oldest_wait_s=self._worker.oldest_wait_s(now_s),
+                num_parked=self._worker.num_parked,
+                links=self._links.loads(now_s),
+            ),
         )
 
     def _on_layer(self, layer: int) -> None:

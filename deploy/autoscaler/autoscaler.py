@@ -13,8 +13,9 @@ Pure. Dead workers are not in the facts, so their replacement is an ordinary gro
 from dataclasses import replace
 
 from core.scaling import ScalingConfig
+from core.signals import Demand
 from core.worker import Role
-from deploy.autoscaler.facts import ClusterFacts, Demand
+from deploy.autoscaler.facts import ClusterFacts
 from deploy.autoscaler.fit import Pair
 from deploy.autoscaler.history import PoolHistory, State
 from deploy.autoscaler.need import Need, decode_need, prefill_need

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from core.request import WorkerName
-from core.signals import Moments, Signals
+from core.signals import Demand, Signals
 from core.worker import Role
 
 
@@ -51,25 +51,6 @@ class WorkerFacts:
     heard_s: float | None = None
     load: Load = Load()
     becomes: Role | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Demand:
-    """What the router is asked for, measured over its window.
-
-    arrival_scv is that of the times between arrivals, 1 where they are random. num_prompt_tokens
-    leaves out what is cached; decode_s is how long an answer holds its slot. Requests in line have
-    no workers yet. idle_s: how long nobody has asked, or waited for, anything.
-    """
-
-    requests_per_s: float = 0.0
-    arrival_scv: float = 1.0
-    num_prompt_tokens: Moments | None = None
-    decode_s: Moments | None = None
-    num_in_line: int = 0
-    num_line_tokens: int = 0
-    oldest_in_line_s: float = 0.0
-    idle_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,8 @@ import math
 from dataclasses import dataclass
 
 from core.scaling import ScalingConfig
-from deploy.autoscaler.facts import Demand, PoolView
+from core.signals import Demand
+from deploy.autoscaler.facts import PoolView
 from deploy.autoscaler.queueing import servers_for
 
 # Below this share of its target the step time asks for nothing: rounding would keep a worker.

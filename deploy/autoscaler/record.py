@@ -4,8 +4,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from core.request import WorkerName
+from core.signals import Demand
 from core.worker import Role
-from deploy.autoscaler.facts import Demand, LinkView, PoolView
+from deploy.autoscaler.facts import LinkView, PoolView
 from deploy.autoscaler.stage import Finding
 from deploy.autoscaler.wish import Rule
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from core.scaling import ScalingConfig
-from deploy.autoscaler.facts import Demand, LinkView, PoolView
+from core.signals import Demand
+from deploy.autoscaler.facts import LinkView, PoolView
 
 # A link that carries this share of what it can is the reason why bytes wait for it.
 LINK_BUSY = 0.8

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from core.scaling import PoolScaling, ScalingConfig
+from core.signals import Demand
 from core.worker import Role
-from deploy.autoscaler.facts import Demand, PoolView
+from deploy.autoscaler.facts import PoolView
 from deploy.autoscaler.history import PoolHistory
 from deploy.autoscaler.need import Need
 from deploy.autoscaler.stage import Finding, Stage

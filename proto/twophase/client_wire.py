@@ -5,7 +5,9 @@ from dataclasses import dataclass
 
 from core.completion import ChatMessage
 from core.sampling import Sampling
+from core.signals import Demand
 from core.worker import BlockHolder, KvTotals, StuckWorker, WorkerStatus
+from twophase.signals_wire import demand_from_wire
 from twophase.status_wire import (
     holder_from_wire,
     kv_totals_from_wire,
@@ -44,6 +46,7 @@ class ClusterStatus:
     http_address: str
     stuck_workers: tuple[StuckWorker, ...]
     workers: tuple[WorkerStatus, ...]
+    demand: Demand
 
     @property
     def held(self) -> dict[str, int]:
@@ -99,6 +102,7 @@ def cluster_status(message: admin_pb2.GetStatusResponse) -> ClusterStatus:
         http_address=message.http_address,
         stuck_workers=tuple(stuck_from_wire(worker) for worker in message.stuck_workers),
         workers=tuple(status_from_wire(worker) for worker in message.workers),
+        demand=demand_from_wire(message.demand),
     )
 
 

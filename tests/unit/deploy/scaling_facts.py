@@ -6,10 +6,10 @@ from dataclasses import dataclass, field, replace
 from core.clock import ManualClock
 from core.request import WorkerName
 from core.scaling import DecodeScaling, PoolScaling, ScalingConfig
-from core.signals import Moments, Signals
+from core.signals import Demand, Moments, Signals
 from core.worker import Role
 from deploy.autoscaler.autoscaler import tick
-from deploy.autoscaler.facts import ClusterFacts, Demand, Life, Load, WorkerFacts
+from deploy.autoscaler.facts import ClusterFacts, Life, Load, WorkerFacts
 from deploy.autoscaler.history import State
 from deploy.autoscaler.record import ChangeRole, Drain, GiveUp, Start
 
