@@ -22,7 +22,7 @@ from rich.table import Table
 
 from core.completion import ChatMessage, Completion
 from core.config import ClusterConfig, load_config
-from core.errors import TwophaseError
+from core.errors import ConfigError, TwophaseError
 from core.process import EXIT_REFUSED
 from core.worker import BlockHolder, LinkStatus, WorkerStatus
 from deploy.config_command import config_app
@@ -30,6 +30,7 @@ from deploy.connection import connect, connection_options
 from deploy.key_command import key_app
 from deploy.own_client import own_client, wait_until_ready
 from deploy.phase_bar import duration, phase_bar, phase_legend, summary
+from deploy.simulate_command import simulate
 from twophase.client import Client, Prompt, Sampling
 
 DEFAULT_ADDRESS = "127.0.0.1:8100"
@@ -46,6 +47,7 @@ model_app = typer.Typer(no_args_is_help=True, help="Fetch and list models.")
 app.add_typer(model_app, name="model")
 app.add_typer(key_app, name="key")
 app.add_typer(config_app, name="config")
+app.command()(simulate)
 app.callback()(connection_options)
 
 out = Console()
@@ -233,6 +235,9 @@ def _fetch(name: str) -> Path:
 @contextmanager
 def _running(cluster: ClusterConfig, *, without_ray: bool) -> Iterator[str]:
     """Run the cluster while the context lasts; yields its address once a token went through."""
+    if cluster.scaling is not None:
+        problem = "is for `twophase simulate`; clusters that serve keep their replicas: take it out"
+        raise ConfigError("scaling", problem)
     directory = _fetch(cluster.model)
     cluster = cluster.model_copy(update={"model": _served_name(cluster.model, directory)})
     with err.status("starting") as spinner, _start(cluster, spinner, without_ray) as address:

@@ -47,7 +47,7 @@ def tick(
         pools=tuple(_told(scaling, pools[r], wishes[r], after[r], shared) for r in pools),
         link=survey.link,
         demand=facts.demand,
-        actions=_actions(survey.staff, shared.target, may_change=scaling.role_change),
+        actions=steps_to(shared.target, survey.staff, may_change=scaling.role_change),
         is_dry_run=scaling.dry_run,
     )
     histories = {
@@ -106,7 +106,7 @@ def _told(scaling: ScalingConfig, pool: Pool, wish: Wish, after: int, shared: Sh
     return PoolRecord(pool.role, pool.view, before, needed, after, shared.rule, why)
 
 
-def _actions(staff: dict[Role, Staff], target: Pair, *, may_change: bool) -> tuple[Action, ...]:
+def steps_to(target: Pair, staff: dict[Role, Staff], *, may_change: bool) -> tuple[Action, ...]:
     """What turns the workers that are there into `target`."""
     given_up = tuple(w.name for role in Role for w in staff[role].overdue)
     actions: list[Action] = [GiveUp(given_up)] if given_up else []

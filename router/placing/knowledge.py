@@ -9,7 +9,7 @@ Pure: facts and times in, facts out.
 
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from core.request import Request
 from core.timeline import PrefillReport, TransferReport
@@ -155,11 +155,17 @@ class Knowledge:
         self.demand.read(num_tokens, now_s)
         self.rates.note_prefill(work.reader, num_tokens, report.queue_s + report.prefill_s, now_s)
 
+    # Both are called for every worker at every placement, where dataclasses.replace would take
+    # most of the time.
     def _prefill(self, load: PrefillLoad, prompt: PromptBlocks) -> PrefillLoad:
         name, block_size = load.incarnation, load.layout.block_size
-        return replace(
-            load,
+        return PrefillLoad(
+            name=load.name,
+            incarnation=name,
+            layout=load.layout,
             num_prompt_tokens=self.ledger.num_prompt_tokens(name),
+            max_num_tokens=load.max_num_tokens,
+            num_cache_blocks=load.num_cache_blocks,
             num_prompts=self.ledger.num_prompts(name),
             num_cached_tokens=self._index.num_cached_tokens(name, prompt, block_size),
             tokens_per_s=self.rates.prefill_tokens_per_s(name),
@@ -167,9 +173,14 @@ class Knowledge:
 
     def _decode(self, load: DecodeLoad, prompt: PromptBlocks, served: str | None) -> DecodeLoad:
         name, block_size = load.incarnation, load.layout.block_size
-        return replace(
-            load,
+        return DecodeLoad(
+            name=load.name,
+            incarnation=name,
+            layout=load.layout,
             num_sequences=self.ledger.num_sequences(name),
+            max_num_sequences=load.max_num_sequences,
+            max_num_tokens=load.max_num_tokens,
+            num_cache_blocks=load.num_cache_blocks,
             num_kv_tokens=self.ledger.num_kv_tokens(name),
             num_prompt_tokens=self.ledger.num_prompt_tokens(name),
             num_cached_tokens=self._index.num_cached_tokens(name, prompt, block_size),
