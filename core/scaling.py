@@ -5,6 +5,7 @@ of workers.
 """
 
 import math
+from pathlib import Path
 from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -85,6 +86,8 @@ class ScalingConfig(_Section):
     """With min_replicas 0: how long nobody asks anything before all workers stop."""
     dry_run: bool = False
     """Decide and say so, but change nothing."""
+    log: Path | None = None
+    """File to which each decision is appended as a line of JSON, for `twophase scaling`."""
 
     @model_validator(mode="after")
     def _is_safe(self) -> Self:

@@ -1,4 +1,4 @@
-"""The command line: `twophase serve`, `demo`, `ask`, `status`, `doctor`, `model`, `key`, `config`.
+"""The command line: `twophase serve`, `demo`, `ask`, `status` and the rest; `--help` lists them.
 
 Exit codes: 0 done, 2 refused (one line on standard error says why), 130 interrupted.
 """
@@ -22,7 +22,7 @@ from rich.table import Table
 
 from core.completion import ChatMessage, Completion
 from core.config import ClusterConfig, load_config
-from core.errors import ConfigError, TwophaseError
+from core.errors import TwophaseError
 from core.process import EXIT_REFUSED
 from core.worker import BlockHolder, LinkStatus, WorkerStatus
 from deploy.config_command import config_app
@@ -30,6 +30,7 @@ from deploy.connection import connect, connection_options
 from deploy.key_command import key_app
 from deploy.own_client import own_client, wait_until_ready
 from deploy.phase_bar import duration, phase_bar, phase_legend, summary
+from deploy.scaling_command import scaling_app
 from deploy.simulate_command import simulate
 from twophase.client import Client, Prompt, Sampling
 
@@ -47,6 +48,7 @@ model_app = typer.Typer(no_args_is_help=True, help="Fetch and list models.")
 app.add_typer(model_app, name="model")
 app.add_typer(key_app, name="key")
 app.add_typer(config_app, name="config")
+app.add_typer(scaling_app, name="scaling")
 app.command()(simulate)
 app.callback()(connection_options)
 
@@ -235,9 +237,6 @@ def _fetch(name: str) -> Path:
 @contextmanager
 def _running(cluster: ClusterConfig, *, without_ray: bool) -> Iterator[str]:
     """Run the cluster while the context lasts; yields its address once a token went through."""
-    if cluster.scaling is not None:
-        problem = "is for `twophase simulate`; clusters that serve keep their replicas: take it out"
-        raise ConfigError("scaling", problem)
     directory = _fetch(cluster.model)
     cluster = cluster.model_copy(update={"model": _served_name(cluster.model, directory)})
     with err.status("starting") as spinner, _start(cluster, spinner, without_ray) as address:

@@ -68,7 +68,7 @@ def _wait_for_decode(scaling: ScalingConfig, demand: Demand, pool: PoolView) -> 
     wait_s = _wait_s(pool, pool.num_waiting)
     if is_full and demand.num_in_line:
         wait_s = max(wait_s, demand.oldest_in_line_s)
-    if num_waiting and wait_s > target_s:
+    if wait_s > target_s and (num_waiting or pool.oldest_wait_s > 0):
         return f"requests wait {wait_s:.2f} s for decode slots (target {target_s:g} s)"
     return ""
 
@@ -82,4 +82,5 @@ def _is_full(scaling: ScalingConfig, pool: PoolView) -> bool:
 
 def _wait_s(pool: PoolView, num_waiting: int) -> float:
     """The worst wait now; of those that wait no more only while others still do."""
-    return max(pool.oldest_wait_s, pool.wait_p95_s) if num_waiting else 0.0
+    is_anybody = num_waiting > 0 or pool.oldest_wait_s > 0
+    return max(pool.oldest_wait_s, pool.wait_p95_s) if is_anybody else 0.0

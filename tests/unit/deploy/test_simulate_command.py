@@ -4,7 +4,6 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
-from core.errors import ConfigError
 from deploy.cli import app
 
 ROOT = Path(__file__).parents[3]
@@ -18,9 +17,3 @@ def test_a_trace_is_played_and_every_decision_told_in_words():
     assert result.exit_code == 0, result.output
     assert "first token" in result.output
     assert "prefill 2 -> 3 (" in result.output
-
-
-def test_a_cluster_that_serves_refuses_what_only_the_simulator_does():
-    result = CliRunner().invoke(app, ["demo", EXAMPLE])
-    assert isinstance(result.exception, ConfigError)
-    assert result.exception.path == "scaling"
