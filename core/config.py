@@ -1,27 +1,24 @@
-"""The one YAML file: its schema, its loader, and errors that name the path and the nearest key.
+"""The one YAML file: its schema and its loader; `config_file` reads it and words its errors.
 
 Precedence: `key=value` overrides (dotted keys), then the file, then the defaults below. Nothing is
 written back: what a process discovers (ports, number of blocks) is returned, never stored here.
 """
 
-import difflib
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
-import yaml
 from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationError, model_validator
 
 from core.chaos import ChaosConfig
+from core.config_file import apply_override, errors_of, read_tree
 from core.errors import ConfigError
 from core.layout import Dtype
+from core.scaling import ScalingConfig
 from core.security import SecurityConfig
 
 MIB = 1 << 20
-
-# ValueError: no UTF-8, or what only looks like a date (2024-99-99).
-_NOT_YAML = (yaml.YAMLError, ValueError)
 
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 
@@ -229,6 +226,8 @@ class ClusterConfig(_Section):
     router: RouterConfig = RouterConfig()
     security: SecurityConfig = SecurityConfig()
     chaos: ChaosConfig = ChaosConfig()
+    scaling: ScalingConfig | None = None
+    """Absent: pools keep their `replicas`, with which they begin otherwise. See docs/scaling.md."""
 
     def engine_of(self, pool: PoolConfig) -> EngineConfig:
         """The engine's settings with what this pool has of its own."""
@@ -250,18 +249,31 @@ def load_config(path: Path | None = None, overrides: Sequence[str] = ()) -> Clus
         ConfigError: with the dotted path of the offending key and, for an unknown one, the
             nearest known key.
     """
-    tree = _read_yaml(path) if path is not None else {}
+    tree = read_tree(path) if path is not None else {}
     for override in overrides:
-        _apply_override(tree, override)
+        apply_override(tree, override)
     try:
         config = ClusterConfig.model_validate(tree)
     except ValidationError as error:
-        raise _config_error(error) from error
+        raise errors_of(error, ClusterConfig)[0] from error
     if config.mode is not Mode.DISAGGREGATED and config.prefill is not None:
         raise ConfigError("prefill", f"has no effect in mode {config.mode}: take it out")
     _refuse_two_formats(config)
     _refuse_unusable_cards(config)
+    _refuse_unusable_scaling(config)
     return config
+
+
+def problems_of(path: Path) -> list[ConfigError]:
+    """Everything that is wrong with the file at `path`, as far as it can be told in one look."""
+    try:
+        ClusterConfig.model_validate(read_tree(path))
+        load_config(path)
+    except ValidationError as error:
+        return errors_of(error, ClusterConfig)
+    except ConfigError as error:
+        return [error]
+    return []
 
 
 def _refuse_two_formats(config: ClusterConfig) -> None:
@@ -296,60 +308,12 @@ def _refuse_unusable_cards(config: ClusterConfig) -> None:
             )
 
 
-def _read_yaml(path: Path) -> dict[str, Any]:  # Any: untyped until pydantic has seen it
-    try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(str(path), f"cannot be read ({error.strerror})") from error
-    except _NOT_YAML as error:
-        raise ConfigError(str(path), f"is not YAML: {' '.join(str(error).split())}") from error
-    if tree is None:
-        return {}
-    if not isinstance(tree, dict):
-        raise ConfigError(str(path), "must hold keys and values at its top")
-    return tree
-
-
-def _apply_override(tree: dict[str, Any], override: str) -> None:  # Any: as in _read_yaml
-    key, separator, text = override.partition("=")
-    if not separator or not key:
-        raise ConfigError(override or "override", "an override is written key=value")
-    *parents, last = key.split(".")
-    for parent in parents:
-        child = tree.get(parent) or {}
-        if not isinstance(child, dict):
-            raise ConfigError(key, f"{parent} holds no keys")
-        # A copy: an alias in the file makes two sections one object.
-        tree[parent] = tree = dict(child)
-    try:
-        tree[last] = yaml.safe_load(text)
-    except _NOT_YAML as error:
-        raise ConfigError(key, f"{text!r} is not a YAML value") from error
-
-
-def _config_error(error: ValidationError) -> ConfigError:
-    first = error.errors()[0]
-    path = ".".join(str(part) for part in first["loc"]) or "configuration"
-    if first["type"] == "extra_forbidden":
-        known = _known_keys(first["loc"][:-1])
-        nearest = difflib.get_close_matches(str(first["loc"][-1]), known, n=1)
-        return ConfigError(path, "is not a known key", nearest[0] if nearest else None)
-    problem = first["msg"].removeprefix("Value error, ")
-    # What stands in place of the name of a secret may be the secret itself.
-    if first["type"] != "value_error" and "security" not in first["loc"]:
-        problem = f"{problem} (got {first['input']!r})"
-    return ConfigError(path, problem)
-
-
-def _known_keys(path: tuple[int | str, ...]) -> list[str]:
-    sections: dict[str, type[BaseModel]] = {
-        "engine": EngineConfig,
-        "prefill": PrefillConfig,
-        "decode": DecodeConfig,
-        "transfer": TransferConfig,
-        "router": RouterConfig,
-        "security": SecurityConfig,
-        "chaos": ChaosConfig,
-    }
-    section = sections[str(path[0])] if path else ClusterConfig
-    return list(section.model_fields)
+def _refuse_unusable_scaling(config: ClusterConfig) -> None:
+    prefill, scaling = config.prefill_pool, config.scaling
+    if scaling is None:
+        return
+    for name, pool in (("decode", config.decode), ("prefill", prefill)):
+        if pool is not None and (pool.cores or pool.gpus):
+            key = f"{name}.cores" if pool.cores else f"{name}.gpus"
+            raise ConfigError(key, "says nothing of workers that scaling adds: take one out")
+    scaling.refuse_start(prefill.replicas if prefill else None, config.decode.replicas)

@@ -92,6 +92,8 @@ class KVLayout:
 
         Block size and tensor-parallel size may differ, the number format if it may be converted.
         """
+        if self == other:
+            return ""
         reshaped = replace(
             self, block_size=other.block_size, tensor_parallel_size=other.tensor_parallel_size
         )

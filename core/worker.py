@@ -10,6 +10,7 @@ from enum import StrEnum
 from core.errors import TwophaseError
 from core.layout import KVLayout
 from core.request import FinishReason, Logprobs, Request, RequestId, WorkerName
+from core.signals import Signals
 from core.timeline import DecodeReport, PrefillReport, TransferReport
 
 
@@ -87,6 +88,7 @@ class WorkerStatus:
     quarantine_age_s: float = 0.0
     num_runnable_requests: int = 0
     is_draining: bool = False
+    signals: Signals = Signals()
 
     @property
     def held(self) -> dict[str, int]:

@@ -1,6 +1,6 @@
 """What one decode worker takes, and the refusal of what it does not.
 
-Pure: facts in, InvalidRequest with field, value and limit out, or Overloaded.
+Pure: facts in; InvalidRequest with field, value and limit out, or Overloaded.
 """
 
 from dataclasses import dataclass
@@ -16,11 +16,8 @@ class Limits:
     max_context_tokens: int
     max_waiting_requests: int
 
-    def check(self, request: Request, *, num_cache_tokens: int, num_waiting: int) -> None:
-        """Refuse a request whose prompt and longest answer fit neither context nor cache.
-
-        Also one that would wait for blocks with more others than may.
-        """
+    def check(self, request: Request, num_cache_tokens: int, num_waiting: int) -> None:
+        """Refuse a request that is too long for context or cache, or that comes after too many."""
         limit = min(self.max_context_tokens, num_cache_tokens)
         if request.max_num_tokens > limit:
             raise InvalidRequest(

@@ -204,7 +204,9 @@ class DecodeService(pb_grpc.WorkerServicer, pb_grpc.DecodeWorkerServicer):
 
     def status(self) -> WorkerStatus:
         """What the worker holds."""
-        blocks = self._worker.pool.counts()
+        blocks, now_s = self._worker.pool.counts(), self._clock.now_s()
+        holders = self._worker.holders(now_s)
+        waits_s = [holder.age_s for holder in holders if holder.state == "waiting"]
         return WorkerStatus(
             name=self._info.name,
             role=Role.DECODE,
@@ -225,9 +227,10 @@ class DecodeService(pb_grpc.WorkerServicer, pb_grpc.DecodeWorkerServicer):
             num_waiting_prompt_tokens=self._worker.num_waiting_tokens,
             kernels=self._info.kernels,
             links=self._links.statuses,
-            quarantine_age_s=self._worker.handoffs.quarantine_age_s(self._clock.now_s()),
+            quarantine_age_s=self._worker.handoffs.quarantine_age_s(now_s),
             num_runnable_requests=self._worker.num_runnable,
             is_draining=self._worker.is_draining,
+            signals=self._worker.meter.signals(now_s, oldest_wait_s=max(waits_s, default=0.0)),
         )
 
 

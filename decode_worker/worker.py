@@ -37,6 +37,7 @@ from core.worker import (
 )
 from decode_worker.handoff import Closed, Failed, Handoffs, Outcome, Proven
 from decode_worker.limits import Limits
+from decode_worker.meter import DecodeMeter
 from decode_worker.pace import Pace, StepLog
 from decode_worker.scheduler import Prompt, Scheduler
 from decode_worker.sequence import Sequence, step_facts
@@ -60,6 +61,7 @@ class DecodeWorker:
     ) -> None:
         self.pool = pool
         self.handoffs = Handoffs(info.layout)
+        self.meter = DecodeMeter()
         self.address = ""
         self.num_steps = 0
         self.is_draining = False
@@ -188,6 +190,7 @@ class DecodeWorker:
     def apply(self, result: StepResult, now_s: float) -> None:
         """Take the tokens that the step sampled."""
         self.num_steps += 1
+        self.meter.step(result.compute_s, now_s)
         in_step, self._in_step = self._in_step, []
         self._steps.add(step_facts(in_step, now_s, result.compute_s))
         shares = zip(in_step, result.token_ids, strict=True)
@@ -228,9 +231,7 @@ class DecodeWorker:
             raise PeerStopping(self._info.name)
         if request.request_id in self._sequences:
             raise InvalidRequest("request_id", request.request_id, "is in use")
-        num_cache_tokens = self.pool.num_blocks * self.pool.block_size
-        num_waiting = len(self._waiting)
-        self._limits.check(request, num_cache_tokens=num_cache_tokens, num_waiting=num_waiting)
+        self._limits.check(request, self.pool.num_blocks * self.pool.block_size, self.num_waiting)
 
     def _settle(self, outcome: Outcome, now_s: float) -> None:
         match outcome:
@@ -263,6 +264,7 @@ class DecodeWorker:
             return False
         sequence.reservation = reservation
         sequence.granted_s = now_s
+        self.meter.granted(now_s - sequence.received_s, now_s)
         remote = sequence.remote(self._info, self.address)
         if sequence.is_local:
             sequence.num_cached_tokens = sequence.num_computed_tokens = remote.num_shared_tokens

@@ -1,4 +1,4 @@
-"""The command line: `twophase serve`, `demo`, `ask`, `status`, `explain`, `doctor` and others.
+"""The command line: `twophase serve`, `demo`, `ask`, `status` and the rest; `--help` lists them.
 
 Exit codes: 0 done, 2 refused (one line on standard error says why), 130 interrupted.
 """
@@ -25,11 +25,14 @@ from core.config import ClusterConfig, load_config
 from core.errors import TwophaseError
 from core.process import EXIT_REFUSED
 from core.worker import BlockHolder, LinkStatus, WorkerStatus
+from deploy.config_command import config_app
 from deploy.connection import DEFAULT_ADDRESS, Address, connect, connection_options
 from deploy.explain_command import diagnose, explain
 from deploy.key_command import key_app
 from deploy.own_client import own_client, wait_until_ready
 from deploy.phase_bar import duration, phase_bar, phase_legend, summary
+from deploy.scaling_command import scaling_app
+from deploy.simulate_command import simulate
 from twophase.client import Client, Prompt, Sampling
 
 READY_TIMEOUT_S = 120.0
@@ -44,6 +47,9 @@ app = typer.Typer(
 model_app = typer.Typer(no_args_is_help=True, help="Fetch and list models.")
 app.add_typer(model_app, name="model")
 app.add_typer(key_app, name="key")
+app.add_typer(config_app, name="config")
+app.add_typer(scaling_app, name="scaling")
+app.command()(simulate)
 app.callback()(connection_options)
 app.command()(explain)
 app.command()(diagnose)

@@ -7,17 +7,22 @@ the router is started when they listen. Stopping goes the other way: the router 
 
 import logging
 import os
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
 import ray
 
 from core.config import ClusterConfig
+from core.worker import Role
+from decode_worker.config import DecodeWorkerConfig
 from deploy.plan import ClusterPlan
 from deploy.pool import slots_of
 from deploy.ports import reserved_address
+from deploy.scaler import Scaler
 from deploy.server import ServerConfig
 from deploy.supervisor import Slot, Supervisor, stop_together
+from prefill_worker.config import PrefillWorkerConfig
 
 STOP_MARGIN_S = 10.0
 # Nothing goes through Ray's object store; this is the least that Ray takes.
@@ -40,6 +45,8 @@ def ray_cluster(config: ClusterConfig, *, tell: Tell, replace_lost: bool = False
     """
     stop_timeout_s = config.router.drain_s + STOP_MARGIN_S
     with ExitStack() as stack:
+        may_end = threading.Event()
+        stack.callback(may_end.set)
         plan = ClusterPlan.of(config).listening_at(lambda: reserved_address(stack))
         tell("starting Ray")
         _init_ray(_num_cpus(config))
@@ -57,6 +64,14 @@ def ray_cluster(config: ClusterConfig, *, tell: Tell, replace_lost: bool = False
         stack.callback(supervisor.close)  # before anything is stopped
         if replace_lost:
             supervisor.watch(router.address, config.security)
+        if config.scaling is not None:
+
+            def create(role: Role, index: int) -> Slot:
+                return _one_more(config, role, index, reserved_address(stack))
+
+            scaler = Scaler(config, workers, create, supervisor, may_end)
+            stack.callback(scaler.close)
+            scaler.watch(router.address)
         yield router.address
         tell("stopping")
 
@@ -70,9 +85,26 @@ def _start_workers(plan: ClusterPlan, config: ClusterConfig) -> list[Slot]:
     return slots
 
 
+def _one_more(config: ClusterConfig, role: Role, index: int, listen: str) -> Slot:
+    """A worker that scaling adds; it starts."""
+    worker: ServerConfig
+    if role is Role.PREFILL:
+        worker = PrefillWorkerConfig.from_cluster(config, replica=index, listen=listen)
+    else:
+        worker = DecodeWorkerConfig.from_cluster(config, replica=index, listen=listen)
+    (slot,) = slots_of({worker.name: worker}, num_cpus_each=worker.pool.num_worker_threads)
+    return slot
+
+
 def _num_cpus(config: ClusterConfig) -> int:
-    pools = [pool for pool in (config.decode, config.prefill_pool) if pool is not None]
-    return sum(pool.replicas * pool.num_worker_threads for pool in pools)
+    pools = {"decode": config.decode, "prefill": config.prefill_pool}
+    numbers = {name: pool.replicas for name, pool in pools.items() if pool is not None}
+    if config.scaling is not None:
+        bounds = {"decode": config.scaling.decode, "prefill": config.scaling.prefill}
+        numbers = {name: bound.max_replicas for name, bound in bounds.items() if bound is not None}
+    return sum(
+        pool.num_worker_threads * numbers[name] for name, pool in pools.items() if pool is not None
+    )
 
 
 def _init_ray(num_cpus: int) -> None:

@@ -21,7 +21,9 @@ from core.clock import MonotonicClock
 from core.config import ClusterConfig
 from core.errors import ConfigError, PeerLost
 from core.process import EXIT_REFUSED
+from core.worker import Role
 from deploy.ports import reserved_address
+from deploy.scaler import Scaler
 from deploy.supervisor import Slot, Supervisor, stop_together
 
 START_TIMEOUT_S = 600.0
@@ -140,6 +142,8 @@ def local_cluster(
         path = logs / "cluster.yaml"
         path.write_text(yaml.safe_dump(config.model_dump(mode="json")), encoding="utf-8")
         launch = _Launcher(path, logs, stack, tell, config.router.drain_s + STOP_MARGIN_S)
+        may_end = threading.Event()
+        stack.callback(may_end.set)
         workers = launch.workers(config)
         addresses = ",".join(slot.address for slot in workers)
         named = [*config.router.workers, *([addresses] if addresses else [])]
@@ -148,6 +152,10 @@ def local_cluster(
         stack.callback(supervisor.close)  # before anything is stopped
         if replace_lost:
             supervisor.watch(router.address, config.security)
+        if config.scaling is not None:
+            scaler = Scaler(config, workers, launch.worker, supervisor, may_end)
+            stack.callback(scaler.close)
+            scaler.watch(router.address)
         yield LocalCluster(router.address, (*workers, router), logs)
 
 
@@ -161,17 +169,20 @@ class _Launcher:
 
     def workers(self, config: ClusterConfig) -> list[Slot]:
         pool = config.prefill_pool
-        named = [("decode", index) for index in range(config.decode.replicas)]
-        named += [("prefill", index) for index in range(pool.replicas if pool else 0)]
+        named = [(Role.DECODE, index) for index in range(config.decode.replicas)]
+        named += [(Role.PREFILL, index) for index in range(pool.replicas if pool else 0)]
         slots: list[Slot] = []
         self.stack.callback(self._stop, "workers", slots)
         for role, index in named:
-            words = [f"--replica={index}", f"--listen={reserved_address(self.stack)}"]
-            slots.append(self._slot(f"{role}-{index}", f"{role}_worker", words))
+            slots.append(self.worker(role, index))
         for number, slot in enumerate(slots):
             self.tell(f"starting workers: {number} of {len(slots)} up")
             slot.wait_until_up()
         return slots
+
+    def worker(self, role: Role, index: int) -> Slot:
+        words = [f"--replica={index}", f"--listen={reserved_address(self.stack)}"]
+        return self._slot(f"{role.value}-{index}", f"{role.value}_worker", words)
 
     def router(self, worker_addresses: Sequence[str]) -> Slot:
         words = [f"router.workers=[{','.join(worker_addresses)}]"]

@@ -167,20 +167,35 @@ class Supervisor:
     """Keeps the workers of a cluster; `watch` once they and the router are up."""
 
     def __init__(self, slots: Sequence[Slot]) -> None:
-        self._slots = tuple(slots)
+        self._slots = list(slots)
         self._is_closed = threading.Event()
+        self._is_watching = False
 
     def watch(self, router_address: str, security: SecurityConfig) -> None:
         """Start another worker for each that ends, or that the router gives up.
 
         `security` tells how the router is asked.
         """
+        self._is_watching = True
         for slot in self._slots:
             slot.keep()
         looking = threading.Thread(
             target=self._look, args=(router_address, security), name="look", daemon=True
         )
         looking.start()
+
+    def add(self, slot: Slot) -> None:
+        """Keep this worker like the others. Contract: called once for a slot, when it is up."""
+        self._slots.append(slot)
+        if self._is_closed.is_set():
+            slot.close()
+        elif self._is_watching:
+            slot.keep()
+
+    def remove(self, slot: Slot) -> None:
+        """Look after this worker no more; idempotent."""
+        if slot in self._slots:
+            self._slots.remove(slot)
 
     def close(self) -> None:
         """Start no more workers; idempotent. What runs is stopped by the slots."""
@@ -196,7 +211,7 @@ class Supervisor:
                 except TwophaseError:
                     continue  # busy, or gone: whoever serves looks after it
                 for stuck in stuck_workers:
-                    for slot in self._slots:
+                    for slot in tuple(self._slots):
                         if slot.address == stuck.address:
                             slot.replace(stuck.why, stuck.age_s)
 

@@ -19,6 +19,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from core.link import PieceId
+from core.signals import Window
 from kv_transfer.plan import PieceSizes
 
 GROUP_PIECES = 4
@@ -49,13 +50,14 @@ class _Group:
 
 
 class LinkMeter:
-    """The pieces of one link as far as they tell its speed.
+    """The pieces of one link as far as they tell its speed; `carried` are the bytes lately.
 
     Invariants: a piece counts once, when it is acknowledged; at most NUM_GROUPS whole groups and
     one unfinished one are remembered.
     """
 
     def __init__(self) -> None:
+        self.carried = Window()
         self._under_way: dict[PieceId, tuple[int, float]] = {}
         self._round_trips_s: deque[float] = deque(maxlen=NUM_ROUND_TRIPS)
         self._groups: deque[_Group] = deque(maxlen=NUM_GROUPS)
@@ -83,6 +85,7 @@ class LinkMeter:
             return
         num_bytes, started_s = self._under_way.pop(piece_id)
         self._round_trips_s.append(now_s - started_s)
+        self.carried.note(num_bytes, now_s)
         group = self._group
         group.num_pieces += 1
         group.num_bytes += num_bytes

@@ -116,6 +116,13 @@ class OutboundTransfer:
         """Pieces sent that decode has not taken off the link yet."""
         return len(self._unacknowledged)
 
+    @property
+    def num_in_flight_bytes(self) -> int:
+        """Bytes that are computed and that decode has not taken off the link yet."""
+        in_progress = [self._in_progress.span] if self._in_progress is not None else []
+        waiting = [span_bytes(self._layout, span) for span in (*self._spans, *in_progress)]
+        return sum(waiting) + sum(self._unacknowledged.values())
+
     def begin(self) -> tuple[LinkUp, ...]:
         """The request for the right to write; called once, first."""
         return (Begin(self.reservation.request_id, self.reservation.epoch),)

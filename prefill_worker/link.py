@@ -27,6 +27,7 @@ from kv_transfer.meter import LinkMeter, piece_sizes
 from kv_transfer.outbound import OutboundTransfer
 from kv_transfer.plan import PieceSizes
 from kv_transfer.reshape import Reshape
+from prefill_worker.meter import LinkLoad
 from prefill_worker.worker import Computed, LayersComputed
 from twophase.peer import Duplex, lost
 
@@ -142,6 +143,14 @@ class Link:
             self.num_bytes,
             speed.latency_s,
             speed.bytes_per_s,
+        )
+
+    def load(self, now_s: float) -> LinkLoad:
+        """What the link carries, for those who scale pools."""
+        return LinkLoad(
+            sum(handoff.transfer.num_in_flight_bytes for handoff in self._handoffs.values()),
+            self._meter.carried.per_s(now_s),
+            self._meter.speed.bytes_per_s,
         )
 
     def piece_sizes(self, most: int) -> PieceSizes:

@@ -24,6 +24,7 @@ from kv_transfer.plan import Reservation
 from kv_transfer.reshape import CacheShape, Reshape, require_reshapable
 from prefill_worker.bad_link import BadSender
 from prefill_worker.link import Handoff, Link, Way
+from prefill_worker.meter import LinkLoad
 from twophase.credentials import Credentials
 from twophase.peer import Peer
 
@@ -81,6 +82,10 @@ class LinkPool:
     def statuses(self) -> tuple[LinkStatus, ...]:
         """What an operator sees of each link."""
         return tuple(link.status for link in self._links.values())
+
+    def loads(self, now_s: float) -> list[LinkLoad]:
+        """What each link carries."""
+        return [link.load(now_s) for link in self._links.values()]
 
     @property
     def num_open_transfers(self) -> int:

@@ -154,6 +154,7 @@ class PrefillService(pb_grpc.WorkerServicer, pb_grpc.PrefillWorkerServicer):
                 report.num_bytes,
                 reservation.decode_worker,
             )
+            self._worker.meter.sealed(report.exposed_s, self._clock.now_s())
             yield report
         finally:
             del self._progress[request.request_id]
@@ -182,7 +183,7 @@ class PrefillService(pb_grpc.WorkerServicer, pb_grpc.PrefillWorkerServicer):
 
     def status(self) -> WorkerStatus:
         """What the worker holds."""
-        blocks = self._worker.pool.counts()
+        blocks, now_s = self._worker.pool.counts(), self._clock.now_s()
         return WorkerStatus(
             name=self._info.name,
             role=Role.PREFILL,
@@ -205,6 +206,12 @@ class PrefillService(pb_grpc.WorkerServicer, pb_grpc.PrefillWorkerServicer):
             links=self._links.statuses,
             num_runnable_requests=self._worker.num_runnable,
             is_draining=self._is_draining,
+            signals=self._worker.meter.signals(
+                now_s,
+                oldest_wait_s=self._worker.oldest_wait_s(now_s),
+                num_parked=self._worker.num_parked,
+                links=self._links.loads(now_s),
+            ),
         )
 
     def _on_layer(self, layer: int) -> None:

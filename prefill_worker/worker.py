@@ -22,6 +22,7 @@ from core.worker import BlockHolder
 from engine.batch import SequenceStep, StepResult
 from engine.block_pool import BlockPool, Reservation
 from engine.logits import history_of
+from prefill_worker.meter import PrefillMeter
 from prefill_worker.scheduler import Candidate, Scheduler
 
 
@@ -80,6 +81,7 @@ class PrefillWorker:
         self, pool: BlockPool, *, block_size: int, max_batch_tokens: int, max_waiting: int
     ) -> None:
         self.pool = pool
+        self.meter = PrefillMeter()
         self.num_steps = 0
         self._block_size = block_size
         self._max_waiting = max_waiting
@@ -112,6 +114,21 @@ class PrefillWorker:
     def num_waiting_tokens(self) -> int:
         """Prompt tokens that are still to be read."""
         return sum(s.num_remaining_tokens for s in self._sequences.values())
+
+    @property
+    def num_parked(self) -> int:
+        """Prompts that are read and not released: their KV cache is on its way."""
+        return sum(s.num_remaining_tokens == 0 for s in self._sequences.values())
+
+    def oldest_wait_s(self, now_s: float) -> float:
+        """How long the prompt that waits longest for its first step has waited."""
+        in_step = {id(sequence) for sequence, _ in self._in_step}
+        waits = [
+            now_s - s.enqueued_s
+            for s in self._sequences.values()
+            if s.num_chunks == 0 and id(s) not in in_step
+        ]
+        return max(waits, default=0.0)
 
     def holders(self, worker: WorkerName, now_s: float) -> list[BlockHolder]:
         """Every prompt that waits for blocks or holds some."""
@@ -175,8 +192,12 @@ class PrefillWorker:
         """What the step made ready to be pushed."""
         computed = []
         self.num_steps += 1
+        num_tokens_in_step = sum(num_tokens for _, num_tokens in self._in_step)
+        self.meter.step(num_tokens_in_step, result.compute_s, now_s)
         shares = zip(self._in_step, result.token_ids, strict=True)
         for i, ((sequence, num_tokens), token_id) in enumerate(shares):
+            if sequence.num_chunks == 0:
+                self.meter.waited(now_s - result.compute_s - sequence.enqueued_s, now_s)
             sequence.num_computed_tokens += num_tokens
             sequence.num_chunks += 1
             sequence.compute_s += result.compute_s

@@ -20,6 +20,7 @@ from router.running import RunningRequest
 from twophase.listing_wire import listed_request_to_wire, listed_worker_to_wire
 from twophase.report_wire import finding_to_wire, spread_to_wire, trouble_to_wire
 from twophase.server import Context, abort
+from twophase.signals_wire import demand_to_wire
 from twophase.status_wire import holder_to_wire, kv_totals_to_wire, status_to_wire, stuck_to_wire
 from twophase.v1 import admin_pb2 as pb
 from twophase.v1 import admin_pb2_grpc as pb_grpc
@@ -66,6 +67,7 @@ class AdminService(pb_grpc.AdminServicer):
             silent_workers=silent,
             http_address=self._http_address,
             stuck_workers=map(stuck_to_wire, self._fleet.stuck),
+            demand=demand_to_wire(self._dispatcher.demand),
         )
 
     async def AuditBlocks(

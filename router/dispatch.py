@@ -20,6 +20,7 @@ from core.completion import Completion
 from core.config import OnFailure
 from core.errors import DeadlineExceeded, PeerLost, TransferFailed, TwophaseError
 from core.request import OutputToken, Request
+from core.signals import Demand
 from core.worker import RemoteReservation, Reserve, Reserved
 from router.answer import Answer, PrefillFailed
 from router.members.fleet import Fleet
@@ -71,6 +72,11 @@ class Dispatcher:
     def num_waiting(self) -> int:
         """Requests that wait here for workers with room."""
         return self._placing.num_waiting
+
+    @property
+    def demand(self) -> Demand:
+        """What this router is asked for."""
+        return self._placing.demand
 
     async def run(
         self,

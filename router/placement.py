@@ -222,27 +222,25 @@ def _in_two_pools(
     decode: Sequence[DecodeLoad],
     exposed_transfer_s: float | None,
 ) -> Placement | Rejected:
-    def readers_of(worker: DecodeLoad) -> list[PrefillLoad]:
+    def readers_of(layout: KVLayout) -> list[PrefillLoad]:
         return [
             p
             for p in prefill
-            if not p.layout.obstacles(worker.layout, may_convert_dtype=rules.may_convert_dtype)
+            if not p.layout.obstacles(layout, may_convert_dtype=rules.may_convert_dtype)
         ]
 
-    readers = {d.incarnation: readers_of(d) for d in decode}
-    fitting = [d for d in decode if readers[d.incarnation]]
+    readers = {layout: readers_of(layout) for layout in {d.layout for d in decode}}
+    fitting = [d for d in decode if readers[d.layout]]
     if not fitting:
         layout, other = prefill[0].layout, decode[0].layout
         problem = layout.obstacles(other, may_convert_dtype=rules.may_convert_dtype)
         return Rejected(f"no prefill worker fits {decode[0].name}: {problem}")
-    free = [
-        d for d in fitting if d.has_room(need) and any(p.has_room for p in readers[d.incarnation])
-    ]
+    free = [d for d in fitting if d.has_room(need) and any(p.has_room for p in readers[d.layout])]
     if not free:
         return _full(need, fitting)
     chosen = _emptiest(need, free)
     first = min(
-        (p for p in readers[chosen.incarnation] if p.has_room),
+        (p for p in readers[chosen.layout] if p.has_room),
         key=lambda p: (_wait(p, need), -p.num_cached_tokens, p.name),
     )
     sooner = _sooner_at_decode(rules, need, first, chosen, exposed_transfer_s)

@@ -7,6 +7,7 @@ from typing import Any
 
 from core.diagnosis import Diagnosis, Explained
 from core.listing import ListedRequest, ListedWorker
+from core.request import WorkerName
 from twophase.calls import call, call_async
 from twophase.listing_wire import listed_request_from_wire, listed_worker_from_wire
 from twophase.report_wire import diagnosis_from_wire, finding_from_wire
@@ -14,6 +15,7 @@ from twophase.v1 import admin_pb2 as pb
 from twophase.wire import completion_from_wire
 
 TIMEOUT_S = 5.0
+ADD_TIMEOUT_S = 30.0
 
 
 class Admin:
@@ -32,6 +34,16 @@ class Admin:
         """The requests that are inside, oldest first."""
         reply = call(self._address, self._stub.ListRequests, pb.ListRequestsRequest(), timeout_s)
         return [listed_request_from_wire(request) for request in reply.requests]
+
+    def add_worker(self, address: str, *, timeout_s: float = ADD_TIMEOUT_S) -> WorkerName:
+        """Make a worker known to the router; returns its name once it is connected."""
+        request = pb.AddWorkerRequest(address=address)
+        return WorkerName(call(self._address, self._stub.AddWorker, request, timeout_s).name)
+
+    def remove_worker(self, address: str, *, timeout_s: float = TIMEOUT_S) -> None:
+        """Make the router forget a worker; idempotent."""
+        request = pb.RemoveWorkerRequest(address=address)
+        call(self._address, self._stub.RemoveWorker, request, timeout_s)
 
     def drain(self, name: str, *, timeout_s: float = TIMEOUT_S) -> int:
         """Have a worker be given nothing new; returns how many requests it still serves.

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from core.completion import ChatMessage
 from core.request import Sender
 from core.sampling import Sampling
+from core.signals import Demand
 from core.worker import BlockHolder, KvTotals, StuckWorker, WorkerStatus
+from twophase.signals_wire import demand_from_wire
 from twophase.status_wire import (
     holder_from_wire,
     kv_totals_from_wire,
@@ -45,6 +47,7 @@ class ClusterStatus:
     http_address: str
     stuck_workers: tuple[StuckWorker, ...]
     workers: tuple[WorkerStatus, ...]
+    demand: Demand
 
     @property
     def held(self) -> dict[str, int]:
@@ -105,6 +108,7 @@ def cluster_status(message: admin_pb2.GetStatusResponse) -> ClusterStatus:
         http_address=message.http_address,
         stuck_workers=tuple(stuck_from_wire(worker) for worker in message.stuck_workers),
         workers=tuple(status_from_wire(worker) for worker in message.workers),
+        demand=demand_from_wire(message.demand),
     )
 
 

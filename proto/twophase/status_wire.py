@@ -2,6 +2,7 @@
 
 from core.request import RequestId, WorkerName
 from core.worker import BlockHolder, KvTotals, LinkStatus, Role, StuckWorker, WorkerStatus
+from twophase.signals_wire import signals_from_wire, signals_to_wire
 from twophase.v1 import admin_pb2
 from twophase.v1 import worker_pb2 as pb
 
@@ -30,6 +31,7 @@ def status_to_wire(status: WorkerStatus) -> pb.WorkerStatus:
         quarantine_age_s=status.quarantine_age_s,
         num_runnable_requests=status.num_runnable_requests,
         is_draining=status.is_draining,
+        signals=signals_to_wire(status.signals),
         links=[
             pb.LinkStatus(
                 peer=link.peer,
@@ -68,6 +70,7 @@ def status_from_wire(message: pb.WorkerStatus) -> WorkerStatus:
         quarantine_age_s=message.quarantine_age_s,
         num_runnable_requests=message.num_runnable_requests,
         is_draining=message.is_draining,
+        signals=signals_from_wire(message.signals),
         links=tuple(
             LinkStatus(
                 WorkerName(link.peer),

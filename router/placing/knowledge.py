@@ -1,6 +1,7 @@
 """What the router knows of its workers beyond their own words: facts for placement and admission.
 
     ledger         what was given to them and is not done      rates   how fast they were lately
+    demand         what is asked for
     prefix_index   which prompts they probably have cached     sessions   who served whom last
 
 Pure: facts and times in, facts out.
@@ -8,7 +9,7 @@ Pure: facts and times in, facts out.
 
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from core.request import Request
 from core.timeline import PrefillReport, TransferReport
@@ -16,6 +17,7 @@ from core.worker import FirstToken, NewToken
 from router.admission import Backlog
 from router.answer import Event
 from router.placement import DecodeLoad, Need, Placement, PrefillLoad
+from router.placing.demand import DemandMeter
 from router.placing.fairness import Ticket
 from router.placing.ledger import Ledger, Work
 from router.placing.prefix_index import PrefixIndex, PromptBlocks
@@ -47,7 +49,8 @@ class Knowledge:
     Invariant: once every lease has ended, no worker has anything to do.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, now_s: float) -> None:
+        self.demand = DemandMeter(now_s)
         self.ledger = Ledger()
         self.rates = Rates()
         self._index = PrefixIndex()
@@ -111,6 +114,7 @@ class Knowledge:
                     self._read(lease, work, event.prefill, now_s)
                 if event.done is not None:
                     self.rates.note_decode(work.decode, event.done.report.decode_s)
+                    self.demand.answered(event.done.report.decode_s, now_s)
 
     def end(self, lease: Lease, request: Request, output_token_ids: Sequence[int]) -> None:
         """The attempt is over; its decode worker has the answer cached, too. Called once."""
@@ -148,13 +152,20 @@ class Knowledge:
     def _read(self, lease: Lease, work: Work, report: PrefillReport, now_s: float) -> None:
         self.ledger.read(work)
         num_tokens = max(lease.num_prompt_tokens - report.num_cached_tokens, 0)
+        self.demand.read(num_tokens, now_s)
         self.rates.note_prefill(work.reader, num_tokens, report.queue_s + report.prefill_s, now_s)
 
+    # Both are called for every worker at every placement, where dataclasses.replace would take
+    # most of the time.
     def _prefill(self, load: PrefillLoad, prompt: PromptBlocks) -> PrefillLoad:
         name, block_size = load.incarnation, load.layout.block_size
-        return replace(
-            load,
+        return PrefillLoad(
+            name=load.name,
+            incarnation=name,
+            layout=load.layout,
             num_prompt_tokens=self.ledger.num_prompt_tokens(name),
+            max_num_tokens=load.max_num_tokens,
+            num_cache_blocks=load.num_cache_blocks,
             num_prompts=self.ledger.num_prompts(name),
             num_cached_tokens=self._index.num_cached_tokens(name, prompt, block_size),
             tokens_per_s=self.rates.prefill_tokens_per_s(name),
@@ -162,9 +173,14 @@ class Knowledge:
 
     def _decode(self, load: DecodeLoad, prompt: PromptBlocks, served: str | None) -> DecodeLoad:
         name, block_size = load.incarnation, load.layout.block_size
-        return replace(
-            load,
+        return DecodeLoad(
+            name=load.name,
+            incarnation=name,
+            layout=load.layout,
             num_sequences=self.ledger.num_sequences(name),
+            max_num_sequences=load.max_num_sequences,
+            max_num_tokens=load.max_num_tokens,
+            num_cache_blocks=load.num_cache_blocks,
             num_kv_tokens=self.ledger.num_kv_tokens(name),
             num_prompt_tokens=self.ledger.num_prompt_tokens(name),
             num_cached_tokens=self._index.num_cached_tokens(name, prompt, block_size),

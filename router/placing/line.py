@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from core.clock import Clock
 from core.config import Mode
 from core.errors import InvalidRequest, Overloaded, PeerLost, TwophaseError
+from core.signals import Demand
 from core.worker import Role
 from router.admission import UNKNOWN_WAIT_S, Backlog, refuse_if_late
 from router.answer import Answer
@@ -73,7 +74,7 @@ class Placing:
     """
 
     def __init__(self, fleet: Fleet, policy: DispatchPolicy, clock: Clock) -> None:
-        self.knowledge = Knowledge()
+        self.knowledge = Knowledge(clock.now_s())
         self._fleet = fleet
         self._policy = policy
         self._clock = clock
@@ -86,6 +87,12 @@ class Placing:
     def num_waiting(self) -> int:
         """Requests in line."""
         return len(self._line)
+
+    @property
+    def demand(self) -> Demand:
+        """What is asked for, and who waits."""
+        is_idle = self.knowledge.ledger.is_empty
+        return self.knowledge.demand.snapshot(self._line, self._clock.now_s(), is_idle=is_idle)
 
     async def watch(self) -> None:
         """Try those in line again whenever the fleet changes; never returns."""
@@ -148,6 +155,8 @@ class Placing:
         need = Need(prompt.num_tokens, request.max_num_tokens)
         sender = request.sender
         is_begun = recovery.last_error is not None or answer.index > 0
+        if recovery.last_error is None:
+            self.knowledge.demand.arrived(now_s)
         if not is_begun and self.knowledge.rates.is_steady:
             backlog = self._backlog(answer, need)
             refuse_if_late(backlog, deadline_s=request.deadline_s, now_s=now_s)

@@ -11,7 +11,7 @@ from core.errors import Overloaded
 from deploy.local_cluster import LocalCluster
 from tests.e2e.conftest import StartCluster
 from tests.e2e.nothing_left import assert_nothing_left
-from twophase.client import AsyncClient, Sampling
+from twophase.client import AsyncClient, ClusterStatus, Sampling
 
 NUM_REQUESTS = 200
 MAX_QUEUED = 20
@@ -84,3 +84,22 @@ def test_a_prompt_goes_to_the_worker_that_has_it_cached_and_the_usage_shows_it(
         assert done.usage.num_prefill_cached_tokens == 1200
         assert "1200 of this prompt cached" in done.placement
     asyncio.run(assert_nothing_left(cluster.address))
+
+
+def test_workers_and_router_tell_what_those_who_scale_pools_need(cluster: LocalCluster) -> None:
+    async def ask() -> ClusterStatus:
+        async with AsyncClient(cluster.address) as client:
+            await complete(client, list(range(40)), 8)
+            return await client.status()
+
+    status = asyncio.run(ask())
+    (decode,) = [w.signals for w in status.workers if w.role == "decode"]
+    assert decode.step_s is not None
+    assert decode.queue_wait_p95_s is not None
+    readers = [w.signals for w in status.workers if w.role == "prefill"]
+    assert any(told.queue_wait_p95_s is not None for told in readers)
+    assert any(told.tokens_per_s and told.bytes_per_s and told.max_bytes_per_s for told in readers)
+    assert any(told.transfer_wait_s is not None for told in readers)
+    assert status.demand.requests_per_s > 0
+    assert status.demand.num_prompt_tokens is not None
+    assert status.demand.decode_s is not None

@@ -55,7 +55,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("mode", "model", "is_ready", "num_active_requests", "workers", "num_prefill_calls", "num_mailboxes", "kv", "silent_workers", "http_address", "stuck_workers")
+    __slots__ = ("mode", "model", "is_ready", "num_active_requests", "workers", "num_prefill_calls", "num_mailboxes", "kv", "silent_workers", "http_address", "stuck_workers", "demand")
     MODE_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     IS_READY_FIELD_NUMBER: _ClassVar[int]
@@ -67,6 +67,7 @@ class GetStatusResponse(_message.Message):
     SILENT_WORKERS_FIELD_NUMBER: _ClassVar[int]
     HTTP_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     STUCK_WORKERS_FIELD_NUMBER: _ClassVar[int]
+    DEMAND_FIELD_NUMBER: _ClassVar[int]
     mode: str
     model: str
     is_ready: bool
@@ -78,7 +79,36 @@ class GetStatusResponse(_message.Message):
     silent_workers: _containers.RepeatedScalarFieldContainer[str]
     http_address: str
     stuck_workers: _containers.RepeatedCompositeFieldContainer[StuckWorker]
-    def __init__(self, mode: _Optional[str] = ..., model: _Optional[str] = ..., is_ready: _Optional[bool] = ..., num_active_requests: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[_worker_pb2.WorkerStatus, _Mapping]]] = ..., num_prefill_calls: _Optional[int] = ..., num_mailboxes: _Optional[int] = ..., kv: _Optional[_Union[KvTotals, _Mapping]] = ..., silent_workers: _Optional[_Iterable[str]] = ..., http_address: _Optional[str] = ..., stuck_workers: _Optional[_Iterable[_Union[StuckWorker, _Mapping]]] = ...) -> None: ...
+    demand: Demand
+    def __init__(self, mode: _Optional[str] = ..., model: _Optional[str] = ..., is_ready: _Optional[bool] = ..., num_active_requests: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[_worker_pb2.WorkerStatus, _Mapping]]] = ..., num_prefill_calls: _Optional[int] = ..., num_mailboxes: _Optional[int] = ..., kv: _Optional[_Union[KvTotals, _Mapping]] = ..., silent_workers: _Optional[_Iterable[str]] = ..., http_address: _Optional[str] = ..., stuck_workers: _Optional[_Iterable[_Union[StuckWorker, _Mapping]]] = ..., demand: _Optional[_Union[Demand, _Mapping]] = ...) -> None: ...
+
+class Demand(_message.Message):
+    __slots__ = ("requests_per_s", "arrival_scv", "num_prompt_tokens", "decode_s", "num_in_line", "num_line_tokens", "oldest_in_line_s", "idle_s")
+    REQUESTS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    ARRIVAL_SCV_FIELD_NUMBER: _ClassVar[int]
+    NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DECODE_S_FIELD_NUMBER: _ClassVar[int]
+    NUM_IN_LINE_FIELD_NUMBER: _ClassVar[int]
+    NUM_LINE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_IN_LINE_S_FIELD_NUMBER: _ClassVar[int]
+    IDLE_S_FIELD_NUMBER: _ClassVar[int]
+    requests_per_s: float
+    arrival_scv: float
+    num_prompt_tokens: Moments
+    decode_s: Moments
+    num_in_line: int
+    num_line_tokens: int
+    oldest_in_line_s: float
+    idle_s: float
+    def __init__(self, requests_per_s: _Optional[float] = ..., arrival_scv: _Optional[float] = ..., num_prompt_tokens: _Optional[_Union[Moments, _Mapping]] = ..., decode_s: _Optional[_Union[Moments, _Mapping]] = ..., num_in_line: _Optional[int] = ..., num_line_tokens: _Optional[int] = ..., oldest_in_line_s: _Optional[float] = ..., idle_s: _Optional[float] = ...) -> None: ...
+
+class Moments(_message.Message):
+    __slots__ = ("mean", "scv")
+    MEAN_FIELD_NUMBER: _ClassVar[int]
+    SCV_FIELD_NUMBER: _ClassVar[int]
+    mean: float
+    scv: float
+    def __init__(self, mean: _Optional[float] = ..., scv: _Optional[float] = ...) -> None: ...
 
 class StuckWorker(_message.Message):
     __slots__ = ("name", "address", "why", "age_s")

@@ -60,7 +60,7 @@ class GetWorkerStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("name", "role", "address", "pid", "num_total_blocks", "num_free_blocks", "num_cached_blocks", "num_used_blocks", "num_quarantined_blocks", "num_waiting_requests", "num_running_requests", "num_reservations", "num_open_transfers", "num_handler_tasks", "num_steps", "num_transfer_bytes", "links", "num_waiting_prompt_tokens", "kernels", "quarantine_age_s", "num_runnable_requests", "is_draining")
+    __slots__ = ("name", "role", "address", "pid", "num_total_blocks", "num_free_blocks", "num_cached_blocks", "num_used_blocks", "num_quarantined_blocks", "num_waiting_requests", "num_running_requests", "num_reservations", "num_open_transfers", "num_handler_tasks", "num_steps", "num_transfer_bytes", "links", "num_waiting_prompt_tokens", "kernels", "quarantine_age_s", "num_runnable_requests", "is_draining", "signals")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -83,6 +83,7 @@ class WorkerStatus(_message.Message):
     QUARANTINE_AGE_S_FIELD_NUMBER: _ClassVar[int]
     NUM_RUNNABLE_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     IS_DRAINING_FIELD_NUMBER: _ClassVar[int]
+    SIGNALS_FIELD_NUMBER: _ClassVar[int]
     name: str
     role: str
     address: str
@@ -105,7 +106,32 @@ class WorkerStatus(_message.Message):
     quarantine_age_s: float
     num_runnable_requests: int
     is_draining: bool
-    def __init__(self, name: _Optional[str] = ..., role: _Optional[str] = ..., address: _Optional[str] = ..., pid: _Optional[int] = ..., num_total_blocks: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_cached_blocks: _Optional[int] = ..., num_used_blocks: _Optional[int] = ..., num_quarantined_blocks: _Optional[int] = ..., num_waiting_requests: _Optional[int] = ..., num_running_requests: _Optional[int] = ..., num_reservations: _Optional[int] = ..., num_open_transfers: _Optional[int] = ..., num_handler_tasks: _Optional[int] = ..., num_steps: _Optional[int] = ..., num_transfer_bytes: _Optional[int] = ..., links: _Optional[_Iterable[_Union[LinkStatus, _Mapping]]] = ..., num_waiting_prompt_tokens: _Optional[int] = ..., kernels: _Optional[str] = ..., quarantine_age_s: _Optional[float] = ..., num_runnable_requests: _Optional[int] = ..., is_draining: _Optional[bool] = ...) -> None: ...
+    signals: Signals
+    def __init__(self, name: _Optional[str] = ..., role: _Optional[str] = ..., address: _Optional[str] = ..., pid: _Optional[int] = ..., num_total_blocks: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_cached_blocks: _Optional[int] = ..., num_used_blocks: _Optional[int] = ..., num_quarantined_blocks: _Optional[int] = ..., num_waiting_requests: _Optional[int] = ..., num_running_requests: _Optional[int] = ..., num_reservations: _Optional[int] = ..., num_open_transfers: _Optional[int] = ..., num_handler_tasks: _Optional[int] = ..., num_steps: _Optional[int] = ..., num_transfer_bytes: _Optional[int] = ..., links: _Optional[_Iterable[_Union[LinkStatus, _Mapping]]] = ..., num_waiting_prompt_tokens: _Optional[int] = ..., kernels: _Optional[str] = ..., quarantine_age_s: _Optional[float] = ..., num_runnable_requests: _Optional[int] = ..., is_draining: _Optional[bool] = ..., signals: _Optional[_Union[Signals, _Mapping]] = ...) -> None: ...
+
+class Signals(_message.Message):
+    __slots__ = ("queue_wait_p50_s", "queue_wait_p95_s", "oldest_wait_s", "num_parked", "tokens_per_s", "num_in_flight_bytes", "bytes_per_s", "max_bytes_per_s", "transfer_wait_s", "step_s")
+    QUEUE_WAIT_P50_S_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_WAIT_P95_S_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    NUM_PARKED_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    NUM_IN_FLIGHT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    MAX_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    STEP_S_FIELD_NUMBER: _ClassVar[int]
+    queue_wait_p50_s: float
+    queue_wait_p95_s: float
+    oldest_wait_s: float
+    num_parked: int
+    tokens_per_s: float
+    num_in_flight_bytes: int
+    bytes_per_s: float
+    max_bytes_per_s: float
+    transfer_wait_s: float
+    step_s: float
+    def __init__(self, queue_wait_p50_s: _Optional[float] = ..., queue_wait_p95_s: _Optional[float] = ..., oldest_wait_s: _Optional[float] = ..., num_parked: _Optional[int] = ..., tokens_per_s: _Optional[float] = ..., num_in_flight_bytes: _Optional[int] = ..., bytes_per_s: _Optional[float] = ..., max_bytes_per_s: _Optional[float] = ..., transfer_wait_s: _Optional[float] = ..., step_s: _Optional[float] = ...) -> None: ...
 
 class ListBlocksRequest(_message.Message):
     __slots__ = ()

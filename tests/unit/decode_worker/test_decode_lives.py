@@ -46,6 +46,8 @@ class TestARemotePrompt:
         world.now_s = 2.0
         assert link.seal() == (Sealed("r", epoch),)
         assert (world.worker.num_running, world.worker.handoffs.num_open) == (1, 0)
+        told = world.worker.meter.signals(2.0, oldest_wait_s=0.0)
+        assert (told.queue_wait_p95_s, told.step_s) == (0.0, None)
         # 5 each step takes the last token and gives the next
         world.now_s = 3.0
         (step,) = world.start_step()
@@ -53,6 +55,7 @@ class TestARemotePrompt:
         world.now_s = 4.0
         world.end_step([step])
         assert world.events() == [NewToken("r", 107, 1)]
+        assert world.worker.meter.signals(4.0, oldest_wait_s=0.0).step_s is not None
         # 6 the last one carries what was measured
         world.now_s = 5.0
         (step,) = world.step()

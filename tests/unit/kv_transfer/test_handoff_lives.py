@@ -451,3 +451,19 @@ class TestLayersOfAChunkThatIsStillComputed:
         sender.layers_computed(8, 1, SOURCE_IDS)
 
         assert self.shipped(sender) == []
+
+
+def test_bytes_are_in_flight_from_the_step_that_made_them_to_the_acknowledgement():
+    sender = outbound()
+    sender.begin()
+    assert sender.num_in_flight_bytes == 0
+    sender.computed(RESERVATION.num_prompt_tokens, SOURCE_IDS, now_s=0.0, first_token_id=42)
+    num_bytes = sender.num_in_flight_bytes
+    assert num_bytes == 3 * LAYOUT.block_bytes
+    sender.granted()
+    piece = sender.next_piece(0.0)
+    assert sender.num_in_flight_bytes == num_bytes
+    sender.sent(checksum=1)
+    assert sender.num_in_flight_bytes == num_bytes
+    sender.acknowledged(piece.piece_id.index)
+    assert sender.num_in_flight_bytes == num_bytes - span_bytes(LAYOUT, piece.span)

@@ -24,6 +24,9 @@ class SlowLinks:
     num_bytes = 0
     statuses = ()
 
+    def loads(self, now_s):
+        return []
+
     def __init__(self):
         self.may_fail = asyncio.Event()
 

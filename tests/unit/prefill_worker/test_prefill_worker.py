@@ -10,6 +10,7 @@ from core.request import OutputToken, Request, RequestId, SamplingParams
 from engine.batch import StepResult
 from engine.block_pool import BlockPool
 from prefill_worker.config import PrefillWorkerConfig
+from prefill_worker.meter import LinkLoad
 from prefill_worker.worker import PrefillWorker
 
 BLOCK = 4
@@ -279,3 +280,43 @@ class TestConfig:
     def test_a_mode_without_prefill_workers_is_refused(self, mode):
         with pytest.raises(ConfigError, match=f"{mode} has no prefill workers"):
             PrefillWorkerConfig.from_cluster(load_config(None, [f"mode={mode}"]))
+
+
+class TestWhatItMeasures:
+    def signals(self, worker, now_s, links=()):
+        return worker.meter.signals(
+            now_s,
+            oldest_wait_s=worker.oldest_wait_s(now_s),
+            num_parked=worker.num_parked,
+            links=links,
+        )
+
+    def test_a_wait_ends_with_the_first_step_and_reading_is_per_second_of_computing(self):
+        worker = make_worker(budget=4)
+        worker.add(make_request("a", 8), now_s=0.0)
+        worker.add(make_request("b", 4, first=50), now_s=1.0)
+        assert worker.oldest_wait_s(3.0) == 3.0
+        step(worker, now_s=4.0, compute_s=0.5)  # half of the budget each
+        assert worker.oldest_wait_s(9.0) == 0.0
+        step(worker, now_s=9.0, compute_s=0.5)
+        told = self.signals(worker, 9.0)
+        # "a" waited from 0 to 3.5, "b" from 1 to 3.5; 8 tokens took one second.
+        assert (told.queue_wait_p50_s, told.queue_wait_p95_s) == (2.5, 3.5)
+        assert told.tokens_per_s == 8.0
+
+    def test_a_prompt_that_is_read_is_parked_until_it_is_released(self):
+        worker = make_worker()
+        worker.add(make_request("a", 4), now_s=0.0)
+        assert self.signals(worker, 0.0).num_parked == 0
+        step(worker)
+        assert self.signals(worker, 1.0).num_parked == 1
+        worker.release("a")
+        assert self.signals(worker, 1.0).num_parked == 0
+
+    def test_links_add_up_and_one_that_carried_nothing_is_not_zero(self):
+        worker = make_worker()
+        worker.meter.sealed(0.2, 1.0)
+        told = self.signals(worker, 1.0, [LinkLoad(5, 1e6, 4e6), LinkLoad(7, None, None)])
+        assert told.num_in_flight_bytes == 12
+        assert (told.bytes_per_s, told.max_bytes_per_s, told.transfer_wait_s) == (1e6, 4e6, 0.2)
+        assert self.signals(worker, 1.0).bytes_per_s is None

@@ -22,6 +22,7 @@ from core.request import (
     WorkerName,
 )
 from core.sampling import Constraint, ConstraintKind, Sampling
+from core.signals import Demand, Moments, Signals
 from core.timeline import DecodeReport, Gap, Phases, PrefillReport, TransferReport
 from core.worker import (
     BlockHolder,
@@ -46,6 +47,19 @@ texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 counts = st.integers(0, 2**32 - 1)
 wides = st.integers(0, 2**64 - 1)
 seconds = st.floats(0, 1e9)
+maybe_seconds = st.none() | seconds
+moments = st.none() | st.builds(Moments, mean=seconds, scv=seconds)
+demands = st.builds(
+    Demand,
+    requests_per_s=seconds,
+    arrival_scv=seconds,
+    num_prompt_tokens=moments,
+    decode_s=moments,
+    num_in_line=counts,
+    num_line_tokens=wides,
+    oldest_in_line_s=seconds,
+    idle_s=seconds,
+)
 ids = st.lists(counts, max_size=6).map(tuple)
 request_ids = texts.map(RequestId)
 names = texts.map(WorkerName)
@@ -261,6 +275,19 @@ statuses = fields(
     quarantine_age_s=st.floats(0, 1e9),
     num_runnable_requests=counts,
     is_draining=st.booleans(),
+    signals=fields(
+        Signals,
+        queue_wait_p50_s=maybe_seconds,
+        queue_wait_p95_s=maybe_seconds,
+        oldest_wait_s=seconds,
+        num_parked=counts,
+        tokens_per_s=maybe_seconds,
+        num_in_flight_bytes=wides,
+        bytes_per_s=maybe_seconds,
+        max_bytes_per_s=maybe_seconds,
+        transfer_wait_s=maybe_seconds,
+        step_s=maybe_seconds,
+    ),
     links=st.lists(
         fields(
             LinkStatus,

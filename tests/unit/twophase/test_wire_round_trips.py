@@ -10,7 +10,15 @@ from hypothesis import strategies as st
 from core import link, worker
 from core.errors import TwophaseError
 from tests.unit.twophase import strategies as some
-from twophase import link_wire, listing_wire, report_wire, status_wire, wire, worker_wire
+from twophase import (
+    link_wire,
+    listing_wire,
+    report_wire,
+    signals_wire,
+    status_wire,
+    wire,
+    worker_wire,
+)
 from twophase.v1 import worker_pb2 as pb
 
 NOW_S = st.floats(-1e6, 1e6)
@@ -45,6 +53,7 @@ PAIRS = {
     "info": (some.infos, worker_wire.info_to_wire, worker_wire.info_from_wire),
     "status": (some.statuses, status_wire.status_to_wire, status_wire.status_from_wire),
     "holder": (some.holders, status_wire.holder_to_wire, status_wire.holder_from_wire),
+    "demand": (some.demands, signals_wire.demand_to_wire, signals_wire.demand_from_wire),
     "stuck": (some.stuck_workers, status_wire.stuck_to_wire, status_wire.stuck_from_wire),
     "listed worker": (
         some.listed_workers,

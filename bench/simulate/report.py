@@ -1,0 +1,93 @@
+"""A run for people: figures, sizes over time, and the decisions in words."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from bench.simulate.cluster import Run
+from bench.simulate.outcome import MAX_SLOWDOWN, Outcome, Slo
+from core.errors import ConfigError
+from deploy.autoscaler.record import Record
+
+WIDTH = 72
+_LEVELS = " " + "".join(chr(0x2581 + eighth) for eighth in range(8))
+
+
+def print_run(run: Run, outcome: Outcome, slo: Slo, records: Sequence[Record]) -> None:
+    """The figures, the sizes as two lines, and each tick that changed something."""
+    out = Console(highlight=False, soft_wrap=True)
+    out.print(_figures(outcome, slo, run.ended_s))
+    for failure, number in sorted(outcome.failures.items(), key=lambda pair: -pair[1])[:5]:
+        out.print(f"{number} requests were not served: {failure}", markup=False)
+    for name in ("prefill", "decode"):
+        sizes = [getattr(pair, name) for _, pair in run.sizes]
+        out.print(f"{name:8}{sparkline(sizes)} {min(sizes)} to {max(sizes)} workers", markup=False)
+    for record in records:
+        if record.is_change:
+            out.print(f"{record.now_s:8.0f} s  {record.sentence}", markup=False)
+
+
+def sparkline(values: Sequence[float], width: int = WIDTH) -> str:
+    """The values as a line of bars, each the most of its span; the highest is full."""
+    num_cells = min(width, len(values))
+    most = max(values) or 1
+    cells = []
+    for cell in range(num_cells):
+        start, end = (len(values) * edge // num_cells for edge in (cell, cell + 1))
+        height = max(values[start : max(end, start + 1)]) / most
+        cells.append(_LEVELS[round(height * (len(_LEVELS) - 1))])
+    return "".join(cells)
+
+
+def draw(run: Run, path: Path) -> None:
+    """Write a PNG: workers of both pools, and requests that were inside, over time.
+
+    Raises:
+        ConfigError: matplotlib, which the extra `dev` brings, is not installed.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ConfigError("--figure", "needs matplotlib: install the extra `dev`") from error
+    figure = Figure(figsize=(8.5, 5.0), dpi=140)
+    FigureCanvasAgg(figure)
+    sizes, inside = figure.subplots(2, 1, sharex=True)
+    times = [when_s / 60 for when_s, _ in run.sizes]
+    sizes.step(times, [pair.prefill for _, pair in run.sizes], where="post", label="prefill")
+    sizes.step(times, [pair.decode for _, pair in run.sizes], where="post", label="decode")
+    sizes.set_ylabel("workers")
+    sizes.set_ylim(bottom=0)
+    sizes.legend()
+    changes = sorted(
+        [(trip.arrival.at_s / 60, 1) for trip in run.trips]
+        + [(trip.ended_s / 60, -1) for trip in run.trips if trip.ended_s is not None]
+    )
+    count, counts = 0, []
+    for _, change in changes:
+        count += change
+        counts.append(count)
+    inside.plot([when for when, _ in changes], counts, color="#7a8794")
+    inside.set_ylabel("requests inside")
+    inside.set_xlabel("minutes")
+    figure.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+
+
+def _figures(outcome: Outcome, slo: Slo, seconds: float) -> Table:
+    table = Table("figure", "p50", "p95", box=None)
+    for name, (p50, p95) in (
+        ("first token", outcome.ttft_s),
+        ("gap between tokens", outcome.tpot_s),
+        ("wait in line", outcome.line_s),
+    ):
+        table.add_row(name, f"{p50:.3f} s", f"{p95:.3f} s")
+    table.add_row("requests, not served", str(outcome.num_requests), str(outcome.num_failed))
+    target = f"within {slo.ttft_s:g} s + {MAX_SLOWDOWN:g}x reading, {slo.tpot_s * 1e3:g} ms"
+    table.add_row(f"answers {target}", f"{outcome.attainment:.1%}", "")
+    table.add_row("goodput", f"{outcome.goodput_per_s:.2f} /s", f"over {seconds / 60:.1f} min")
+    table.add_row("worker-hours, turns", f"{outcome.worker_hours:.2f}", str(outcome.num_turns))
+    return table

@@ -1,0 +1,240 @@
+"""Workers of both phases: the product's schedulers and meters around modelled devices and links.
+
+A prefill worker has one device and one link: what a step read goes on the link when the step ends,
+after what is already on it. A decode worker takes as many steps at once as its batch stays the
+same; a sequence that joins meanwhile waits for the end of the step that runs.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+from bench.simulate.agenda import Agenda
+from bench.simulate.machine import Machine
+from bench.simulate.trip import Trip
+from core.request import RequestId
+from core.signals import Window
+from core.worker import WorkerInfo
+from decode_worker import scheduler as decoding
+from decode_worker.meter import DecodeMeter
+from deploy.autoscaler.facts import Load
+from prefill_worker import scheduler as reading
+from prefill_worker.meter import LinkLoad, PrefillMeter
+
+Tell = Callable[[Trip], None]
+
+
+class PrefillModel:
+    """Reads prompts in chunks; `read` and `sealed` are told of each prompt once."""
+
+    def __init__(
+        self,
+        info: WorkerInfo,
+        machine: Machine,
+        scheduler: reading.Scheduler,
+        agenda: Agenda,
+        tell: tuple[Tell, Tell],
+    ) -> None:
+        self.info = info
+        self.busy_s = 0.0
+        self._machine = machine
+        self._scheduler = scheduler
+        self._agenda = agenda
+        self._tell_read, self._tell_sealed = tell
+        self._meter = PrefillMeter()
+        self._carried = Window()
+        self._prompts: dict[RequestId, Trip] = {}
+        self._num_parked = 0
+        self._is_stepping = False
+        self._link_free_s = 0.0
+
+    @property
+    def num_requests(self) -> int:
+        """Prompts that are not read, or whose KV cache is not sealed."""
+        return len(self._prompts) + self._num_parked
+
+    def add(self, trip: Trip) -> None:
+        """Let a prompt wait for its turn."""
+        self._prompts[trip.request_id] = trip
+        if not self._is_stepping:
+            self._step()
+
+    def load(self) -> Load:
+        """What it would tell a router."""
+        now_s = self._agenda.now_s
+        unread = [trip for trip in self._prompts.values() if trip.first_step_s is None]
+        waits_s = [now_s - (trip.placed_s or now_s) for trip in unread]
+        rate = self._machine.link_bytes_per_s
+        num_in_flight = int(max(self._link_free_s - now_s, 0.0) * rate)
+        carried = self._carried.per_s(now_s)
+        link = LinkLoad(num_in_flight, carried, None if carried is None else rate)
+        return Load(
+            num_waiting=len(unread),
+            num_queued_tokens=sum(trip.num_unread_tokens for trip in self._prompts.values()),
+            num_running=len(self._prompts) - len(unread),
+            signals=self._meter.signals(
+                now_s,
+                oldest_wait_s=max(waits_s, default=0.0),
+                num_parked=self._num_parked,
+                links=[link],
+            ),
+        )
+
+    def _step(self) -> None:
+        now_s = self._agenda.now_s
+        shares = self._scheduler.schedule(
+            [reading.Candidate(id_, trip.num_unread_tokens) for id_, trip in self._prompts.items()]
+        )
+        self._is_stepping = bool(shares)
+        if not shares:
+            return
+        seconds = 0.0
+        for share in shares:
+            trip = self._prompts[share.request_id]
+            if trip.first_step_s is None:
+                trip.first_step_s = now_s
+                self._meter.waited(now_s - (trip.placed_s or now_s), now_s)
+            num_before = trip.arrival.num_prompt_tokens - trip.num_unread_tokens
+            seconds += self._machine.prefill_s(share.num_tokens, num_before)
+        self._agenda.at(now_s + seconds, lambda: self._end_step(shares, seconds))
+
+    def _end_step(self, shares: tuple[reading.Share, ...], seconds: float) -> None:
+        now_s = self._agenda.now_s
+        self.busy_s += seconds
+        self._meter.step(sum(share.num_tokens for share in shares), seconds, now_s)
+        for share in shares:
+            trip = self._prompts[share.request_id]
+            trip.num_unread_tokens -= share.num_tokens
+            trip.compute_s += seconds
+            self._push(share.num_tokens * self.info.layout.token_bytes)
+            if trip.num_unread_tokens == 0:
+                del self._prompts[share.request_id]
+                self._num_parked += 1
+                trip.first_token_s = now_s
+                sealed_s = self._link_free_s + self._machine.link_latency_s
+                self._agenda.at(sealed_s, partial(self._seal, trip))
+                self._tell_read(trip)
+        self._step()
+
+    def _push(self, num_bytes: int) -> None:
+        seconds = num_bytes / self._machine.link_bytes_per_s
+        self._link_free_s = max(self._link_free_s, self._agenda.now_s) + seconds
+        self._agenda.at(
+            self._link_free_s, lambda: self._carried.note(num_bytes, self._agenda.now_s)
+        )
+
+    def _seal(self, trip: Trip) -> None:
+        now_s = self._agenda.now_s
+        self._num_parked -= 1
+        trip.sealed_s = now_s
+        self._meter.sealed(now_s - (trip.first_token_s or now_s), now_s)
+        self._tell_sealed(trip)
+
+
+class DecodeModel:
+    """Makes tokens for sequences whose KV cache is there; `done` is told of each once."""
+
+    def __init__(
+        self,
+        info: WorkerInfo,
+        machine: Machine,
+        scheduler: decoding.Scheduler,
+        agenda: Agenda,
+        done: Tell,
+    ) -> None:
+        self.info = info
+        self.num_reserved = 0
+        self.num_kv_tokens = 0
+        self._machine = machine
+        self._scheduler = scheduler
+        self._agenda = agenda
+        self._tell_done = done
+        self._num_slots = info.max_num_sequences
+        self._num_cache_tokens = info.num_blocks * info.layout.block_size
+        self._meter = DecodeMeter()
+        self._ready: dict[RequestId, Trip] = {}
+        self._batch: list[Trip] = []
+        self._num_steps = 0
+        self._started_s = 0.0
+        self._step_s = 0.0
+        self._version = 0
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that hold blocks here."""
+        return self.num_reserved
+
+    def reserve(self, num_tokens: int) -> None:
+        """A request was placed here; its place in line was the wait for blocks."""
+        self.num_reserved += 1
+        self.num_kv_tokens += num_tokens
+        self._meter.granted(0.0, self._agenda.now_s)
+
+    def add(self, trip: Trip) -> None:
+        """A sequence whose KV cache is sealed; it joins at the end of the step that runs."""
+        self._ready[trip.request_id] = trip
+        if not self._batch:
+            self._start()
+        elif len(self._batch) < self._num_slots:
+            elapsed_s = self._agenda.now_s - self._started_s
+            self._run_until(min(int(elapsed_s / self._step_s) + 1, self._num_steps))
+
+    def release(self, trip: Trip) -> None:
+        """Its answer was complete with its first token, or is now; its blocks are free."""
+        self.num_reserved -= 1
+        self.num_kv_tokens -= trip.need.num_tokens
+        trip.ended_s = self._agenda.now_s
+        self._tell_done(trip)
+
+    def load(self) -> Load:
+        """What it would tell a router."""
+        now_s = self._agenda.now_s
+        return Load(
+            num_running=len(self._ready),
+            num_slots=self._num_slots,
+            kv_use=min(self.num_kv_tokens / self._num_cache_tokens, 1.0),
+            signals=self._meter.signals(now_s, oldest_wait_s=0.0),
+        )
+
+    def _start(self) -> None:
+        now_s = self._agenda.now_s
+        shares = self._scheduler.schedule(list(self._ready), ())
+        self._batch = [self._ready[share.request_id] for share in shares]
+        if not self._batch:
+            return
+        for trip in self._batch:
+            if trip.first_decode_s is None:
+                trip.first_decode_s = now_s
+        num_steps = min(trip.num_left_tokens for trip in self._batch)
+        history: float = sum(
+            trip.need.num_prompt_tokens + trip.arrival.num_output_tokens - trip.num_left_tokens
+            for trip in self._batch
+        )
+        # Over the steps taken at once the history grows evenly: the mean step is exact.
+        history += len(self._batch) * (num_steps - 1) / 2
+        self._step_s = self._machine.decode_s(len(self._batch), history)
+        self._started_s = now_s
+        self._run_until(num_steps)
+
+    def _run_until(self, num_steps: int) -> None:
+        """End the batch after `num_steps` steps from its start."""
+        self._num_steps = num_steps
+        self._version += 1
+        version = self._version
+        end_s = self._started_s + num_steps * self._step_s
+        self._agenda.at(end_s, lambda: self._end(version))
+
+    def _end(self, version: int) -> None:
+        if version != self._version:
+            return
+        now_s = self._agenda.now_s
+        self._meter.step(self._step_s, now_s)
+        batch, self._batch = self._batch, []
+        ended = []
+        for trip in batch:
+            trip.num_left_tokens -= self._num_steps
+            if trip.num_left_tokens == 0:
+                del self._ready[trip.request_id]
+                ended.append(trip)
+        self._start()
+        for trip in ended:
+            self.release(trip)

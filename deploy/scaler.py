@@ -1,0 +1,251 @@
+"""Carries out on a running cluster what the autoscaler decides.
+
+    start --> its process or actor starts --> it is up, weights loaded --> the router is told
+    drain --> the router gives it nothing new --> it finishes and ends --> the router forgets it
+
+Starts and drains each have a thread of their own, so one that hangs holds up nothing; what they
+change is done by the scaler's thread, in turn. A worker counts as serving while the router is
+connected to it: one that was lost counts as starting again until its slot has brought it back. One
+that does not come up within `start_timeout_s` is ended, as the autoscaler says.
+
+On Linux a child process ends with the thread that started it, so the scaler's thread outlives its
+workers: it ends when `may_end` is set, after they were stopped.
+"""
+
+import json
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from core.clock import Clock, MonotonicClock
+from core.config import ClusterConfig
+from core.errors import InvalidRequest, TwophaseError
+from core.request import WorkerName
+from core.worker import Role, WorkerStatus
+from deploy.autoscaler.autoscaler import tick
+from deploy.autoscaler.facts import ClusterFacts, Life, Load, WorkerFacts
+from deploy.autoscaler.history import State
+from deploy.autoscaler.record import ChangeRole, Drain, GiveUp, Record, Start
+from deploy.own_client import own_client
+from deploy.supervisor import Slot, Supervisor
+from twophase.client import Client
+
+STOP_MARGIN_S = 10.0
+
+_log = logging.getLogger("twophase.deploy")
+
+
+@dataclass(slots=True)
+class _Member:
+    slot: Slot
+    role: Role
+    since_s: float
+    is_connected: bool = False
+    is_draining: bool = False
+    becomes: Role | None = None
+    heard_s: float | None = None
+    load: Load = Load()
+
+
+class Scaler:
+    """Keeps the pools of one cluster at the sizes that are decided; `slots` is kept up to date.
+
+    Invariant: members, slots and state change in the scaler's thread alone.
+    """
+
+    def __init__(
+        self,
+        config: ClusterConfig,
+        slots: list[Slot],
+        create: Callable[[Role, int], Slot],
+        supervisor: Supervisor,
+        may_end: threading.Event,
+        clock: Clock = MonotonicClock(),
+    ) -> None:
+        assert config.scaling is not None
+        self._scaling = config.scaling
+        self._security = config.security
+        self._stop_s = config.router.drain_s + STOP_MARGIN_S
+        self._slots = slots
+        self._create = create
+        self._supervisor = supervisor
+        self._may_end = may_end
+        self._clock = clock
+        self._state = State()
+        self._jobs: queue.Queue[Callable[[], None]] = queue.Queue()
+        self._is_closed = threading.Event()
+        now_s = clock.now_s()
+        self._members = {
+            WorkerName(slot.name): _Member(slot, _role_of(slot.name), now_s) for slot in slots
+        }
+        roles = [member.role for member in self._members.values()]
+        self._num_made = {role: roles.count(role) for role in Role}
+
+    def watch(self, router_address: str) -> None:
+        """Decide every `interval_s` from now on. Contract: called once."""
+        thread = threading.Thread(
+            target=self._run, args=(router_address,), name="scale", daemon=True
+        )
+        thread.start()
+
+    def close(self) -> None:
+        """Decide nothing more; what starts is stopped with the other slots. Idempotent."""
+        self._is_closed.set()
+        self._jobs.put(lambda: None)
+
+    def _run(self, router_address: str) -> None:
+        with own_client(router_address, self._security) as client:
+            next_s = self._clock.now_s()
+            while not self._is_closed.is_set():
+                try:
+                    if not self.take_turn(max(next_s - self._clock.now_s(), 0.0)):
+                        next_s = self._clock.now_s() + self._scaling.interval_s
+                        self.look(client)
+                except Exception:  # root of the thread: the next decision may do better
+                    _log.exception("a decision was not carried out")
+            self._may_end.wait()
+
+    def take_turn(self, timeout_s: float) -> bool:
+        """Take note of one start or drain that ended; False if none did in `timeout_s`."""
+        try:
+            job = self._jobs.get(timeout=timeout_s)
+        except queue.Empty:
+            return False
+        job()
+        return True
+
+    def look(self, client: Client) -> Record | None:
+        """One decision, carried out; None where the router does not answer."""
+        now_s = self._clock.now_s()
+        try:
+            status, listed = client.status(), client.admin.workers()
+        except TwophaseError as error:
+            _log.warning("no decision: %s", error)
+            return None
+        num_slots = {worker.name: worker.max_num_sequences for worker in listed}
+        told = {worker.name: worker for worker in status.workers}
+        for name, member in self._members.items():
+            _update(member, told.get(name), num_slots.get(name), now_s)
+        facts = ClusterFacts(
+            tuple(_facts(name, member) for name, member in self._members.items()), status.demand
+        )
+        record, self._state = tick(self._scaling, facts, now_s, self._state)
+        self._note(record)
+        if not record.is_dry_run:
+            self._carry_out(record, client)
+        return record
+
+    def _note(self, record: Record) -> None:
+        if record.is_change:
+            _log.info("%s", record.sentence)
+        if self._scaling.log is not None:
+            with self._scaling.log.open("a", encoding="utf-8") as log:
+                log.write(json.dumps(record.to_json()) + "\n")
+
+    def _carry_out(self, record: Record, client: Client) -> None:
+        for action in record.actions:
+            match action:
+                case Start(role, num_workers):
+                    for _ in range(num_workers):
+                        self._start(role, client)
+                case Drain(names):
+                    for name in names:
+                        self._drain(name, None, client)
+                case ChangeRole(names, to):
+                    for name in names:
+                        self._drain(name, to, client)
+                case GiveUp(names):
+                    for name in names:
+                        self._forget(name).slot.stop(0.0)
+
+    def _start(self, role: Role, client: Client) -> None:
+        slot = self._create(role, self._num_made[role])
+        self._num_made[role] += 1
+        member = self._members[WorkerName(slot.name)] = _Member(slot, role, self._clock.now_s())
+        self._slots.append(slot)
+
+        def introduce() -> None:
+            try:
+                client.admin.add_worker(slot.wait_until_up())
+            except TwophaseError as error:  # it stays, not serving, until it is given up
+                _log.warning("%s did not start: %s", slot.name, error)
+                return
+            self._jobs.put(lambda: self._keep(member))
+
+        threading.Thread(target=introduce, name=f"start-{slot.name}", daemon=True).start()
+
+    def _keep(self, member: _Member) -> None:
+        if not member.is_draining and self._members.get(WorkerName(member.slot.name)) is member:
+            self._supervisor.add(member.slot)
+
+    def _drain(self, name: WorkerName, becomes: Role | None, client: Client) -> None:
+        member = self._members[name]
+        member.is_draining, member.becomes = True, becomes
+        member.slot.close()
+
+        def leave() -> None:
+            try:
+                client.admin.drain(name)
+            except InvalidRequest:
+                pass  # the router never met it, or lost it
+            except TwophaseError as error:
+                _log.warning("the router was not told that %s leaves: %s", name, error)
+            member.slot.stop(self._stop_s)
+            try:
+                client.admin.remove_worker(member.slot.address)
+            except TwophaseError as error:
+                _log.warning("the router still looks for %s: %s", name, error)
+            self._jobs.put(lambda: self._left(name, client))
+
+        threading.Thread(target=leave, name=f"drain-{name}", daemon=True).start()
+
+    def _left(self, name: WorkerName, client: Client) -> None:
+        member = self._forget(name)
+        if member.becomes is not None and not self._is_closed.is_set():
+            self._start(member.becomes, client)
+
+    def _forget(self, name: WorkerName) -> _Member:
+        member = self._members.pop(name)
+        self._slots.remove(member.slot)
+        self._supervisor.remove(member.slot)
+        return member
+
+
+def _role_of(name: str) -> Role:
+    return Role(name.rpartition("-")[0])
+
+
+def _update(
+    member: _Member, told: WorkerStatus | None, num_slots: int | None, now_s: float
+) -> None:
+    """What the router sees of a worker; num_slots is None where it is not connected."""
+    if member.is_connected != (num_slots is not None):
+        member.is_connected = num_slots is not None
+        member.since_s = now_s
+    if num_slots is None:
+        member.heard_s = None
+    elif told is not None:
+        member.heard_s = now_s
+        member.load = Load(
+            num_waiting=told.num_waiting_requests,
+            num_queued_tokens=told.num_waiting_prompt_tokens,
+            num_running=told.num_running_requests,
+            num_slots=num_slots,
+            kv_use=told.num_used_blocks / max(told.num_total_blocks, 1),
+            signals=told.signals,
+        )
+
+
+def _facts(name: WorkerName, member: _Member) -> WorkerFacts:
+    life = Life.SERVING if member.is_connected else Life.STARTING
+    return WorkerFacts(
+        name=name,
+        role=member.role,
+        life=Life.DRAINING if member.is_draining else life,
+        since_s=member.since_s,
+        heard_s=member.heard_s,
+        load=member.load,
+        becomes=member.becomes,
+    )
