@@ -184,7 +184,8 @@ def test_a_watchdog_that_would_end_the_process_is_forbidden(monkeypatch):
 
 
 class Options:
-    def __init__(self):
+    def __init__(self, is_high_priority_stream):
+        assert is_high_priority_stream, "steps would share streams with a receive that waits"
         self.config = type("Config", (), {})()
 
 
