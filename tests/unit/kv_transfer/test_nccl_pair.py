@@ -122,6 +122,15 @@ def test_an_end_whose_peer_never_comes_is_an_error_in_time_and_makes_no_group(st
     assert groups.made == {}
 
 
+def test_a_link_that_was_never_built_leaves_nothing_in_the_store(store, groups):
+    receiver = NcclReceiver(store, spec_of(store), torch.zeros(SHAPE), 0.2, open_group=groups)
+    with pytest.raises(PeerLost):
+        receiver.accept(0.1)
+    assert store.list_keys() == []
+    receiver.close()
+    assert receiver.is_writer_gone()
+
+
 class Stuck:
     """NCCL whose set-up waits for a peer that died in the middle of it."""
 
