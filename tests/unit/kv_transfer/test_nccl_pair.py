@@ -187,7 +187,8 @@ def test_buffers_live_until_the_abort_is_over():
 
 
 def test_a_watchdog_that_would_end_the_process_is_forbidden(monkeypatch):
-    monkeypatch.delenv("TORCH_NCCL_BLOCKING_WAIT", raising=False)
+    monkeypatch.setenv("TORCH_NCCL_BLOCKING_WAIT", "0")  # so that it is put back
+    monkeypatch.delenv("TORCH_NCCL_BLOCKING_WAIT")
     nccl_pair.forbid_watchdog()
     assert nccl_pair.os.environ["TORCH_NCCL_BLOCKING_WAIT"] == "1"
 
