@@ -6,7 +6,8 @@ the link alone, on the cards where its caches lie whatever card the thread had b
 
 What the stream reads was written before the link was told of it: layers by `engine.device.written`,
 pieces because `take` and `send` return only when their stream is done. So streams never wait for
-each other, except for what the same thread has started before. On a CPU a lane does nothing.
+each other, except for what the same thread has started before. torch deals out 32 streams in turn:
+those who share one wait for each other's copies, never for a peer. On a CPU a lane does nothing.
 """
 
 from collections.abc import Iterator

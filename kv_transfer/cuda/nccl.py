@@ -54,7 +54,13 @@ class NcclReceiver:
         with self._taking:
             with self._lane.working():
                 self._slot = self._spec.allocate_slots(1, self._device)[0]
-            self._pair = build_pair(self._spec, DECODE, self._device, timeout_s, self._open_group)
+            try:
+                self._pair = build_pair(
+                    self._spec, DECODE, self._device, timeout_s, self._open_group
+                )
+            except PeerLost:
+                forget_keys(self._store, self._spec.prefix)
+                raise
             if self._is_closed:
                 self._drop()
                 raise PeerLost(self._spec.prefix, "the link was closed meanwhile")

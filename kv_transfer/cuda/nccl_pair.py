@@ -12,6 +12,8 @@ Traps that shaped this file (read in the sources of torch 2.13 and NCCL 2.27, no
   `wait` only orders the streams, or raises what went wrong.
 - A transfer that has started ends with its peer or with `abort`, which frees memory of the card and
   may wait for what computes there: it gets a thread of its own.
+- torch deals out 32 streams of each priority in turn. A receive keeps its stream until the peer
+  sends: groups take streams of high priority, so that steps and lanes never share one with them.
 - NCCL takes a bounded number of thread blocks (`MAX_CTAS`) and as many channels from each of both
   cards. Every pair of workers has a group, and its blocks spin while they wait for the peer.
 """
@@ -56,7 +58,7 @@ def open_nccl(store: Store, rank: int) -> Any:
     """One end of a group that talks to nobody yet."""
     forbid_watchdog()
     nccl: Any = distributed.ProcessGroupNCCL
-    options = nccl.Options()
+    options = nccl.Options(is_high_priority_stream=True)
     options._timeout = timedelta(seconds=ABORT_TIMEOUT_S)
     options.config.min_ctas = 1
     options.config.max_ctas = MAX_CTAS

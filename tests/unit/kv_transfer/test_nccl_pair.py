@@ -122,6 +122,15 @@ def test_an_end_whose_peer_never_comes_is_an_error_in_time_and_makes_no_group(st
     assert groups.made == {}
 
 
+def test_a_link_that_was_never_built_leaves_nothing_in_the_store(store, groups):
+    receiver = NcclReceiver(store, spec_of(store), torch.zeros(SHAPE), 0.2, open_group=groups)
+    with pytest.raises(PeerLost):
+        receiver.accept(0.1)
+    assert store.list_keys() == []
+    receiver.close()
+    assert receiver.is_writer_gone()
+
+
 class Stuck:
     """NCCL whose set-up waits for a peer that died in the middle of it."""
 
@@ -178,13 +187,15 @@ def test_buffers_live_until_the_abort_is_over():
 
 
 def test_a_watchdog_that_would_end_the_process_is_forbidden(monkeypatch):
-    monkeypatch.delenv("TORCH_NCCL_BLOCKING_WAIT", raising=False)
+    monkeypatch.setenv("TORCH_NCCL_BLOCKING_WAIT", "0")  # so that it is put back
+    monkeypatch.delenv("TORCH_NCCL_BLOCKING_WAIT")
     nccl_pair.forbid_watchdog()
     assert nccl_pair.os.environ["TORCH_NCCL_BLOCKING_WAIT"] == "1"
 
 
 class Options:
-    def __init__(self):
+    def __init__(self, is_high_priority_stream):
+        assert is_high_priority_stream, "steps would share streams with a receive that waits"
         self.config = type("Config", (), {})()
 
 
