@@ -150,7 +150,6 @@ def build_batch(
     query_starts = _sums(lens)
     tables = _padded_tables(steps, block_size=block_size, least_width=table_width)
     is_decode = lens == 1
-    num_logits = np.array([step.num_logits for step in steps])
     num_after_T = np.repeat(query_starts[1:], lens) - np.arange(query_starts[-1])
     arrays = {
         **_tokens(steps, lens, starts, tables, block_size),
@@ -158,7 +157,9 @@ def build_batch(
         "context_lens_B": (starts + lens).astype(np.int32),
         "key_starts_B1": _sums(starts + lens).astype(np.int32),
         "block_tables_BP": tables,
-        "sampled_rows": np.flatnonzero(num_after_T <= np.repeat(num_logits, lens)),
+        "sampled_rows": np.flatnonzero(
+            num_after_T <= np.repeat([s.num_logits for s in steps], lens)
+        ),
         "decode_rows": query_starts[:-1][is_decode],
         "decode_sequences": np.flatnonzero(is_decode),
     }

@@ -207,7 +207,8 @@ class Placing:
             waiting.lease = self.knowledge.begin(
                 placement, waiting.need, waiting.prompt, loads, waiting.session
             )
-            self._note_fallback(is_on=placement.is_fallback)
+            if waiting.answer.index == 0:  # the others are read at decode in any case
+                self._note_fallback(is_on=placement.is_fallback)
             self._line.serve(waiting.ticket)
         del self._waiting[waiting.ticket]
         waiting.turn.set()

@@ -30,6 +30,8 @@ def _scalar(field):
             return _TEXTS
         case FieldDescriptor.TYPE_FLOAT | FieldDescriptor.TYPE_DOUBLE:
             return _FLOATS
+        case FieldDescriptor.TYPE_ENUM:
+            return st.integers(-1, 4) | st.integers(-(2**31), 2**31 - 1)
         case FieldDescriptor.TYPE_BOOL:
             return st.booleans()
         case FieldDescriptor.TYPE_MESSAGE:
