@@ -49,7 +49,7 @@ app.callback()(connection_options)
 out = Console()
 err = Console(stderr=True)
 
-Address = Annotated[str, typer.Option(help="host:port of the router.")]
+Address = Annotated[str, typer.Option(help="host:port of the router, or A,B of several.")]
 Config = Annotated[str | None, typer.Argument(help="The cluster's YAML.")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="key=value, keys dotted.")]
 WithoutRay = Annotated[bool, typer.Option(help="Child processes instead of Ray actors.")]

@@ -40,9 +40,9 @@ def connection_options(
 
 
 def connect(address: str) -> Client:
-    """A client of the router at `address`, as the command's options and environment say.
+    """A client of the router at `address`, or of several (A,B), as options and environment say.
 
     Raises:
         ConfigError: the key or a certificate cannot be used.
     """
-    return Client(address, api_key=os.environ.get(API_KEY) or None, tls=_tls.get())
+    return Client(address.split(","), api_key=os.environ.get(API_KEY) or None, tls=_tls.get())

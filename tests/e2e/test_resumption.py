@@ -8,10 +8,12 @@ from pathlib import Path
 
 import grpc
 import pytest
+from typer.testing import CliRunner
 
 from core.completion import Chunk, Completion
 from core.errors import InvalidRequest
 from core.sampling import Constraint, ConstraintKind
+from deploy.cli import app
 from deploy.local_cluster import Child, LocalCluster
 from tests.e2e.conftest import StartCluster
 from tests.e2e.nothing_left import assert_nothing_left
@@ -162,7 +164,10 @@ def test_streams_go_on_at_the_other_router_when_theirs_is_killed(cluster: LocalC
         assert stream.completion is not None
         assert stream.completion.usage.num_output_tokens == len(stream.token_ids)
     asyncio.run(assert_nothing_left(cluster.address))
-    # Every call finds the router that is left.
+    # Every call finds the router that is left, and so does the command line.
+    words = ["ask", "--raw", "Hello", "--max-tokens", "3", "--address", ",".join(addresses)]
+    asked = CliRunner().invoke(app, words)
+    assert "+ 3 tokens" in " ".join(asked.output.split()), asked.output
     with Client(addresses) as client:
         assert client.model().vocab_size == 512
         assert not client.cancel("nobody")
