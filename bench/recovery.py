@@ -6,8 +6,9 @@ turn, and each of its streams tells:
 
     kill .. noticed    detection: until the router's log says that the attempt failed
     noticed .. placed  wait: until the next workers were chosen, as the phases of the answer say
-    placed .. token    recompute: until the next token is here: prompt and emitted tokens are read
-                       again and their KV cache moves; its parts are the phases of that attempt
+    placed .. token    recompute: until the next token is here, which prefill makes once it has read
+                       prompt and emitted tokens again; its parts are phases of that attempt. That
+                       the KV cache moves then, costs the token after it
 
 Kills are counted, not streams: worst and median are over all streams of all kills.
 """
@@ -55,13 +56,14 @@ class Stall:
     detection_s: float
     wait_s: float
     recompute_s: float
+    reserve_s: float
+    queue_s: float
     prefill_s: float
-    transfer_s: float
 
     @property
     def rest_s(self) -> float:
         """What no phase of the recompute covers: messages on their way, and a busy machine."""
-        return max(self.recompute_s - self.prefill_s - self.transfer_s, 0.0)
+        return self.recompute_s - self.reserve_s - self.queue_s - self.prefill_s
 
     @property
     def total_s(self) -> float:
@@ -81,8 +83,9 @@ def stall_of(log: StreamLog, killed_s: float, noticed_s: float) -> Stall:
         detection_s=noticed_s - killed_s,
         wait_s=placed_s - noticed_s,
         recompute_s=token_s - placed_s,
-        prefill_s=phases.queue_s + phases.prefill_s,
-        transfer_s=phases.reserve_s + phases.exposed_transfer_s + phases.slot_wait_s,
+        reserve_s=phases.reserve_s,
+        queue_s=phases.queue_s,
+        prefill_s=phases.prefill_s,
     )
 
 
@@ -166,8 +169,9 @@ def rows(stalls: Sequence[Stall]) -> list[Row]:
         ("detection", [s.detection_s for s in stalls]),
         ("wait for workers", [s.wait_s for s in stalls]),
         ("recompute", [s.recompute_s for s in stalls]),
-        ("recompute: prefill and its queue", [s.prefill_s for s in stalls]),
-        ("recompute: reserve, transfer, slot", [s.transfer_s for s in stalls]),
+        ("recompute: reserve blocks", [s.reserve_s for s in stalls]),
+        ("recompute: queue at prefill", [s.queue_s for s in stalls]),
+        ("recompute: prefill", [s.prefill_s for s in stalls]),
         ("recompute: rest", [s.rest_s for s in stalls]),
     ):
         found.append(Row(f"{name}, median", _median_ms(parts), "ms"))

@@ -19,7 +19,7 @@ from twophase.client import Client
 API_KEY = "TWOPHASE_API_KEY"
 DEFAULT_ADDRESS = "127.0.0.1:8100"
 
-Address = Annotated[str, typer.Option(help="host:port of the router.")]
+Address = Annotated[str, typer.Option(help="host:port of the router, or A,B of several.")]
 
 _tls: ContextVar[Tls | None] = ContextVar("tls", default=None)
 
@@ -44,9 +44,9 @@ def connection_options(
 
 
 def connect(address: str) -> Client:
-    """A client of the router at `address`, as the command's options and environment say.
+    """A client of the router at `address`, or of several (A,B), as options and environment say.
 
     Raises:
         ConfigError: the key or a certificate cannot be used.
     """
-    return Client(address, api_key=os.environ.get(API_KEY) or None, tls=_tls.get())
+    return Client(address.split(","), api_key=os.environ.get(API_KEY) or None, tls=_tls.get())

@@ -73,25 +73,14 @@ def run_chaos(config: ClusterConfig, tell: Callable[[str], None]) -> Outcome:
     Raises:
         TwophaseError: the cluster does not start, or a stream fails before the first fault.
     """
-    before = _children()
     outcome = Outcome()
     with local_cluster(config, tell=tell, replace_lost=True) as cluster:
         wait_until_ready(cluster.address, config.security, READY_TIMEOUT_S)
-        asyncio.run(_Run(cluster, config, outcome, tell).run())
-    until_s = time.monotonic() + END_S
-    while (leaked := _children() - before) and time.monotonic() < until_s:
-        time.sleep(LOOK_S)
-    outcome.leaked = tuple(sorted(leaked))
+        run = _Run(cluster, config, outcome, tell)
+        asyncio.run(run.run())
+    _, alive = psutil.wait_procs(run.processes, timeout=END_S)
+    outcome.leaked = tuple(sorted(process.pid for process in alive))
     return outcome
-
-
-def _children() -> set[int]:
-    """Processes that this one, or its children, started and that have not ended."""
-    return {
-        child.pid
-        for child in psutil.Process().children(recursive=True)
-        if child.status() != psutil.STATUS_ZOMBIE
-    }
 
 
 class _Run:
@@ -106,6 +95,8 @@ class _Run:
         self._chaos: ChaosConfig = config.chaos
         self._secret = config.security.read_cluster_secret()
         self._tls = config.security.own_client_tls
+        # All that belonged to a server which was hit, or was there at the end.
+        self.processes: set[psutil.Process] = set()
         self._outcome = outcome
         self._tell = tell
         self._draw = random.Random(self._chaos.seed)
@@ -127,6 +118,8 @@ class _Run:
                 tasks.create_task(self._inject(client, until_s))
             await self._settle(client)
             self._outcome.growth_bytes = router.memory_info().rss - before_bytes
+            for child in self._cluster.children.values():
+                self._note(child.process.pid)
 
     async def _run_without_faults(self, client: AsyncClient) -> None:
         streams = await asyncio.gather(
@@ -158,10 +151,19 @@ class _Run:
                 self._tell(f"{fault.kind} {fault.worker}")
                 self._outcome.faults.append(fault)
                 process = self._cluster.children[fault.worker].process
+                self._note(process.pid)
                 if fault.kind is FaultKind.KILL:
                     process.kill()
                 else:
                     pauses.create_task(self._pause(process.pid))
+
+    def _note(self, pid: int) -> None:
+        """Whatever becomes of this process and its own, it must have ended with the cluster."""
+        try:
+            process = psutil.Process(pid)
+            self.processes |= {process, *process.children(recursive=True)}
+        except psutil.NoSuchProcess:
+            _log.info("process %d has ended by itself", pid)
 
     async def _pause(self, pid: int) -> None:
         os.kill(pid, signal.SIGSTOP)

@@ -63,17 +63,12 @@ async def test_of_three_prefill_workers_one_that_always_fails_is_soon_left_alone
             answer = await cluster.ask(prompt_of(40, number), max_tokens=2)
             assert answer.error is None
             assert answer.token_ids == reference(prompt_of(40, number), 2)
-            return answer.completion.prefill_worker
 
         await asyncio.gather(*(ask(i) for i in range(12)))
         num_before = broken.num_steps
         for first in range(12, 112, 4):
             await asyncio.gather(*(ask(first + i) for i in range(4)))
         assert broken.num_steps - num_before <= 5  # of a hundred
-        broken.error = None
-        async with asyncio.timeout(SOON_S):
-            while "prefill-1" not in await asyncio.gather(*(ask(200 + i) for i in range(6))):
-                await asyncio.sleep(0.1)
         await cluster.nothing_is_left()
 
 
@@ -94,8 +89,7 @@ async def test_a_decode_step_that_raises_costs_its_streams_no_token(run, referen
 
 
 @pytest.mark.case("B-068")
-@pytest.mark.parametrize("number", range(2))
-async def test_a_hundred_requests_in_the_moment_of_readiness_are_all_served(run, reference, number):
+async def test_a_hundred_requests_in_the_moment_of_readiness_are_all_served(run, reference):
     right = reference(prompt_of(20, 68), 2)
     async with run("shm", "decode.kv_cache=8MiB", "prefill.kv_cache=8MiB") as cluster:
         answers = await asyncio.gather(

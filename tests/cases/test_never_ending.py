@@ -6,7 +6,7 @@ import time
 import pytest
 
 from core.errors import DeadlineExceeded, InvalidRequest, Overloaded
-from tests.cases.one_process import prompt_of
+from tests.cases.one_process import prompt_of, until
 from tests.contract.faulty import Fault, FaultKind, Step
 
 NUM_TOKENS = 4
@@ -61,12 +61,12 @@ async def test_the_deadline_of_a_request_is_that_of_all_its_waits(run, reference
     pools = ("prefill.replicas=2", "decode.replicas=2", "transfer.piece=4096")
     async with run("shm", *pools) as cluster:
         # 1 one of four handoffs stands still; only its own request is late, and it ends in time
-        cluster.faults.order(Fault(Step.SEND, FaultKind.SLEEP, nth=3, seconds=1.5))
+        cluster.faults.order(Fault(Step.SEND, FaultKind.SLEEP, nth=3, seconds=0.8))
         started_s = time.monotonic()
         answers = await asyncio.gather(
-            *(cluster.ask(prompt_of(40, i), max_tokens=2, timeout_s=1.0) for i in range(4))
+            *(cluster.ask(prompt_of(40, i), max_tokens=2, timeout_s=0.5) for i in range(4))
         )
-        assert time.monotonic() - started_s < 1.5
+        assert time.monotonic() - started_s < 1.0
         late = [answer for answer in answers if answer.error]
         assert late and all(isinstance(answer.error, DeadlineExceeded) for answer in late)
         for number, answer in enumerate(answers):
@@ -76,9 +76,9 @@ async def test_the_deadline_of_a_request_is_that_of_all_its_waits(run, reference
         # 2 a prefill worker that does no step keeps nothing that its client does not wait for
         with cluster.devices["prefill-0"].held(), cluster.devices["prefill-1"].held():
             started_s = time.monotonic()
-            answer = await cluster.ask(prompt_of(300, 51), max_tokens=NUM_TOKENS, timeout_s=1.0)
+            answer = await cluster.ask(prompt_of(300, 51), max_tokens=NUM_TOKENS, timeout_s=0.5)
             assert isinstance(answer.error, DeadlineExceeded)
-            assert 0.9 < time.monotonic() - started_s < 1.5
+            assert 0.45 < time.monotonic() - started_s < 1.0
         await cluster.nothing_is_left()
 
 
@@ -98,12 +98,12 @@ async def test_requests_that_need_each_others_blocks_take_turns(run, reference):
 @pytest.mark.case("B-056")
 async def test_after_an_idle_time_links_that_were_closed_or_cut_are_made_again(run, reference):
     async with run("shm", "transfer.idle_timeout_s=0.2") as cluster:
-        for number in range(2):
-            if number == 1:
-                cluster.break_links()
+        async with asyncio.timeout(5.0):
+            while (await cluster.statuses())["prefill-0"].links:
+                await asyncio.sleep(0.05)
+        for number in range(3):
             answer = await cluster.ask(prompt_of(40, number), max_tokens=NUM_TOKENS, timeout_s=5.0)
             assert answer.token_ids == reference(prompt_of(40, number), NUM_TOKENS)
-            async with asyncio.timeout(5.0):
-                while (await cluster.statuses())["prefill-0"].links:
-                    await asyncio.sleep(0.05)
+            cluster.break_links()
+            await until(lambda: cluster.num_open_senders == 0)
         await cluster.nothing_is_left()

@@ -12,7 +12,7 @@ SETUP = (
     *("router.port=0", "router.http_port=null", "prefill.replicas=2", "decode.replicas=2"),
     *("prefill.max_batch_tokens=64", "prefill.kv_cache=4MiB", "decode.kv_cache=16MiB"),
     *("engine.max_context_tokens=1024", "router.worker_timeout_s=1", "router.max_attempts=100"),
-    *("router.max_wait_s=60", "chaos.enabled=true", "chaos.duration_s=5", "chaos.every_s=0.6"),
+    *("router.max_wait_s=60", "chaos.enabled=true", "chaos.duration_s=4", "chaos.every_s=0.5"),
     *("chaos.pause_s=1.5", "chaos.max_tokens=150", "chaos.lost_pieces=0.05"),
 )
 

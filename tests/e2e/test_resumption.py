@@ -8,10 +8,12 @@ from pathlib import Path
 
 import grpc
 import pytest
+from typer.testing import CliRunner
 
 from core.completion import Chunk, Completion
 from core.errors import InvalidRequest
 from core.sampling import Constraint, ConstraintKind
+from deploy.cli import app
 from deploy.local_cluster import Child, LocalCluster
 from tests.e2e.conftest import StartCluster
 from tests.e2e.nothing_left import assert_nothing_left
@@ -45,20 +47,13 @@ def cluster(tiny_model_directory: Path, start_cluster: StartCluster) -> LocalClu
     )
 
 
-@pytest.fixture(scope="module")
-def second(cluster: LocalCluster) -> Iterator[Child]:
-    # The disk that its log goes to is full: that is no reason to serve nobody.
-    with another_router(cluster, "second", Path("/dev/full")) as router:
-        yield router
-
-
 @contextmanager
-def another_router(cluster: LocalCluster, name: str, log: Path) -> Iterator[Child]:
-    """A router of the workers of `cluster`."""
+def another_router(cluster: LocalCluster) -> Iterator[Child]:
+    """A router of the workers of `cluster`; the disk that its log goes to is full."""
     named = [cluster.children[worker].address for worker in ("decode-0", "prefill-0")]
     config = cluster.log_directory / "cluster.yaml"
     words = [f"--config={config}", "router.port=0", f"router.workers=[{','.join(named)}]"]
-    router = Child(name, "router", words, log)
+    router = Child("another", "router", words, Path("/dev/full"))
     try:
         router.wait_until_up()
         yield router
@@ -103,18 +98,14 @@ def with_stop_string(text: str, sampling: Sampling) -> Sampling:
 
 
 @pytest.mark.parametrize("way", [*WAYS, "stop string"])
-def test_an_answer_goes_on_behind_any_of_its_tokens(
-    cluster: LocalCluster, second: Child, way: str
-) -> None:
-    first, other = (
-        pb_grpc.InferenceStub(grpc.insecure_channel(address))
-        for address in (cluster.address, second.address)
-    )
+def test_an_answer_goes_on_behind_any_of_its_tokens(cluster: LocalCluster, way: str) -> None:
+    # The router remembers nothing of the first stream: it might as well be another one.
+    stub = pb_grpc.InferenceStub(grpc.insecure_channel(cluster.address))
     sampling = WAYS.get(way, PLAIN)
     if way == "stop string":
-        text, *_ = told(ask(first, generate_request(PROMPT, PLAIN, "", "")))
+        text, *_ = told(ask(stub, generate_request(PROMPT, PLAIN, "", "")))
         sampling = with_stop_string(text, PLAIN)
-    whole = ask(first, generate_request(PROMPT, sampling, "", ""))
+    whole = ask(stub, generate_request(PROMPT, sampling, "", ""))
     seed, end = whole[0].seed, completed(whole)
 
     assert [chunk.seed for chunk in whole[1:]] == [None] * (len(whole) - 1)
@@ -122,7 +113,7 @@ def test_an_answer_goes_on_behind_any_of_its_tokens(
         assert end.usage.num_output_tokens < 12
     for num_parts in range(len(whole)):
         had = whole[:num_parts]
-        rest = ask(other, resumed(sampling, seed, told(had)[1]))
+        rest = ask(stub, resumed(sampling, seed, told(had)[1]))
         assert told([*had, *rest]) == told(whole), num_parts
         assert completed(rest).finish_reason == end.finish_reason
         usage = completed(rest).usage
@@ -165,7 +156,7 @@ def test_streams_go_on_at_the_other_router_when_theirs_is_killed(cluster: LocalC
         return streams
 
     expected = asyncio.run(run([cluster.address]))
-    with another_router(cluster, "victim", cluster.log_directory / "victim.log") as victim:
+    with another_router(cluster) as victim:
         addresses = [victim.address, cluster.address]
         streams = asyncio.run(run(addresses, victim))
     assert [stream.token_ids for stream in streams] == [stream.token_ids for stream in expected]
@@ -173,7 +164,10 @@ def test_streams_go_on_at_the_other_router_when_theirs_is_killed(cluster: LocalC
         assert stream.completion is not None
         assert stream.completion.usage.num_output_tokens == len(stream.token_ids)
     asyncio.run(assert_nothing_left(cluster.address))
-    # Every call finds the router that is left.
+    # Every call finds the router that is left, and so does the command line.
+    words = ["ask", "--raw", "Hello", "--max-tokens", "3", "--address", ",".join(addresses)]
+    asked = CliRunner().invoke(app, words)
+    assert "+ 3 tokens" in " ".join(asked.output.split()), asked.output
     with Client(addresses) as client:
         assert client.model().vocab_size == 512
         assert not client.cancel("nobody")

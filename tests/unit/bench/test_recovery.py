@@ -47,8 +47,9 @@ def test_tokens_on_their_way_at_the_kill_do_not_end_the_stall():
         pytest.approx(0.25),
         pytest.approx(0.25),
         pytest.approx(0.5),
-        pytest.approx(0.3),
         pytest.approx(0.05),
+        pytest.approx(0.1),
+        pytest.approx(0.2),
     )
     assert stall.total_s == pytest.approx(1.0)
     assert stall.rest_s == pytest.approx(0.15)
@@ -59,7 +60,7 @@ def test_the_wait_is_never_negative_though_messages_take_time():
 
 
 def test_the_shares_of_the_three_parts_add_up():
-    stalls = [Stall(0.1, 0.2, 0.7, 0.3, 0.1), Stall(0.3, 0.0, 1.2, 0.5, 0.2)]
+    stalls = [Stall(0.1, 0.2, 0.7, 0.1, 0.0, 0.3), Stall(0.3, 0.0, 1.2, 0.2, 0.1, 0.5)]
     found = {row.name: row.value for row in rows(stalls)}
     shares = [found[f"{part}, share"] for part in ("detection", "wait for workers", "recompute")]
     assert sum(shares) == pytest.approx(100.0)
