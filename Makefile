@@ -9,7 +9,7 @@ PACKAGES := core engine kv_transfer prefill_worker decode_worker router deploy b
 
 .DEFAULT_GOAL := help
 .PHONY: help demo serve test check proto format model parity clean \
-	fuzz bench-engine bench-cancel bench-frontdoor bench-interference bench-simulate bench-transfer
+	fuzz bench-engine bench-cancel bench-frontdoor bench-interference bench-scaling bench-simulate bench-transfer
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -69,6 +69,9 @@ bench-cancel: $(DEV)  ## How soon both phases stop when a client goes away
 
 bench-interference: $(DEV)  ## What a long prompt does to running streams, in each mode
 	$(BIN)/python -m bench.interference
+
+bench-scaling: $(DEV)  ## Real pools under a load that turns from long prompts to long answers
+	$(BIN)/python -m bench.scaling
 
 bench-simulate: $(DEV)  ## The autoscaler beside others on a manual clock; TRACES="files" adds traces
 	$(BIN)/python -m bench.simulate $(TRACES)
