@@ -10,7 +10,7 @@ PACKAGES := core engine kv_transfer prefill_worker decode_worker router deploy b
 .DEFAULT_GOAL := help
 .PHONY: help demo serve test test-thorough check docs proto format model parity clean \
 	fuzz chaos bench-engine bench-cancel bench-frontdoor bench-interference bench-recovery \
-	bench-simulate bench-transfer
+	bench-scaling bench-simulate bench-transfer
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -82,6 +82,9 @@ bench-interference: $(DEV)  ## What a long prompt does to running streams, in ea
 
 bench-recovery: $(DEV)  ## How long streams stand still when their decode worker is killed
 	$(BIN)/python -m bench.recovery
+
+bench-scaling: $(DEV)  ## Real pools under a load that turns from long prompts to long answers
+	$(BIN)/python -m bench.scaling
 
 bench-simulate: $(DEV)  ## The autoscaler beside others on a manual clock; TRACES="files" adds traces
 	$(BIN)/python -m bench.simulate $(TRACES)

@@ -68,7 +68,7 @@ class ScalingConfig(_Section):
     """Whether a drained worker may start again in the other pool."""
     interval_s: Seconds = 5.0
     """Time between two decisions."""
-    grow_after_s: float = Field(default=15.0, ge=0, le=3600)
+    grow_after_s: float = Field(default=10.0, ge=0, le=3600)
     """A pool grows to the least that was needed at any moment of this span."""
     shrink_after_s: float = Field(default=300.0, ge=0, le=86_400)
     """A pool shrinks to the most that was needed at any moment of this span."""

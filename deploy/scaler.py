@@ -76,6 +76,7 @@ class Scaler:
         self._state = State()
         self._jobs: queue.Queue[Callable[[], None]] = queue.Queue()
         self._is_closed = threading.Event()
+        self._acting = threading.Lock()
         now_s = clock.now_s()
         self._members = {
             WorkerName(slot.name): _Member(slot, _role_of(slot.name), now_s) for slot in slots
@@ -91,8 +92,14 @@ class Scaler:
         thread.start()
 
     def close(self) -> None:
-        """Decide nothing more; what starts is stopped with the other slots. Idempotent."""
+        """Decide nothing more; what starts is stopped with the other slots.
+
+        Contract: idempotent; may block for a decision that is being carried out. No slot is added
+        after it.
+        """
         self._is_closed.set()
+        with self._acting:
+            pass
         self._jobs.put(lambda: None)
 
     def _run(self, router_address: str) -> None:
@@ -102,7 +109,7 @@ class Scaler:
                 try:
                     if not self.take_turn(max(next_s - self._clock.now_s(), 0.0)):
                         next_s = self._clock.now_s() + self._scaling.interval_s
-                        self.look(client)
+                        self._unless_closed(lambda: self.look(client))
                 except Exception:  # root of the thread: the next decision may do better
                     _log.exception("a decision was not carried out")
             self._may_end.wait()
@@ -113,8 +120,13 @@ class Scaler:
             job = self._jobs.get(timeout=timeout_s)
         except queue.Empty:
             return False
-        job()
+        self._unless_closed(job)
         return True
+
+    def _unless_closed(self, act: Callable[[], object]) -> None:
+        with self._acting:
+            if not self._is_closed.is_set():
+                act()
 
     def look(self, client: Client) -> Record | None:
         """One decision, carried out; None where the router does not answer."""
@@ -170,7 +182,8 @@ class Scaler:
             try:
                 client.admin.add_worker(slot.wait_until_up())
             except TwophaseError as error:  # it stays, not serving, until it is given up
-                _log.warning("%s did not start: %s", slot.name, error)
+                if not self._is_closed.is_set():
+                    _log.warning("%s did not start: %s", slot.name, error)
                 return
             self._jobs.put(lambda: self._keep(member))
 

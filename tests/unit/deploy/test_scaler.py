@@ -234,3 +234,14 @@ def test_without_an_answer_of_the_router_nothing_is_decided():
 
     world.router.status = fail
     assert world.scaler.look(world.router) is None
+
+
+def test_a_closed_scaler_starts_nobody_any_more():
+    world = World("prefill-0", "prefill-1", "decode-0", "decode-1", budget=4.0)
+    world.router.demand = demand_of(requests_per_s=1.0, prompt=100.0, decode_s=60.0)
+    world.look()
+    world.scaler.close()
+    assert [world.hear()[0], world.hear()[0]] == ["drain", "remove"]
+    world.turn()
+    world.turn()  # what close said, and that the worker has left
+    assert world.names == ["prefill-0", "prefill-1", "decode-0", "decode-1"]
