@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from core.request import RequestId, RequestState, WorkerName
+from core.request import RequestId, WorkerName
+from core.request_state import RequestState
 from core.worker import Role
 
 

@@ -7,7 +7,6 @@ import signal
 import socket
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,9 +23,10 @@ from core.completion import ChatMessage, Completion
 from core.config import ClusterConfig, load_config
 from core.errors import TwophaseError
 from core.process import EXIT_REFUSED
-from core.worker import BlockHolder, LinkStatus, WorkerStatus
+from core.worker import LinkStatus, WorkerStatus
 from deploy.config_command import config_app
 from deploy.connection import DEFAULT_ADDRESS, Address, connect, connection_options
+from deploy.doctor_command import doctor
 from deploy.explain_command import diagnose, explain
 from deploy.key_command import key_app
 from deploy.own_client import own_client, wait_until_ready
@@ -37,7 +37,6 @@ from twophase.client import Client, Prompt, Sampling
 
 READY_TIMEOUT_S = 120.0
 LOOK_S = 2.0
-SECOND_LOOK_S = 0.5
 DEMO_PROMPT = "What is the capital of Portugal? Answer in one short sentence."
 EXIT_INTERRUPTED = 130
 
@@ -53,6 +52,7 @@ app.command()(simulate)
 app.callback()(connection_options)
 app.command()(explain)
 app.command()(diagnose)
+app.command()(doctor)
 
 out = Console()
 err = Console(stderr=True)
@@ -148,45 +148,6 @@ def status(address: Address = DEFAULT_ADDRESS) -> None:
                 f"link {worker.name} to {link.peer}: {link.backend} ({link.reason}), "
                 f"{link.num_bytes / 1e6:.1f} MB moved{_speed(link)}"
             )
-
-
-@app.command()
-def doctor(address: Address = DEFAULT_ADDRESS) -> None:
-    """List every KV block that is held, by whom and since when; exit code 1 if one is an orphan."""
-    with connect(address) as client:
-        suspects = {_key(holder) for holder, is_orphan in client.audit_blocks() if is_orphan}
-        time.sleep(SECOND_LOOK_S)
-        audited = [
-            # What is being cancelled looks like an orphan for a moment.
-            (holder, is_orphan and _key(holder) in suspects)
-            for holder, is_orphan in client.audit_blocks()
-        ]
-        status = client.status()
-    table = Table(box=None, show_header=bool(audited))
-    for column in ("worker", "request", "state", "blocks", "epoch", "held for", ""):
-        table.add_column(column)
-    for holder, is_orphan in sorted(audited, key=lambda pair: -pair[0].age_s):
-        table.add_row(
-            holder.worker,
-            escape(holder.request_id),
-            holder.state,
-            str(holder.num_blocks),
-            str(holder.epoch),
-            duration(holder.age_s),
-            "[red]orphan[/]" if is_orphan else "",
-        )
-    out.print(table)
-    num_orphans = sum(is_orphan for _, is_orphan in audited)
-    num_held = sum(worker.num_used_blocks for worker in status.workers)
-    num_quarantined = sum(worker.num_quarantined_blocks for worker in status.workers)
-    out.print(
-        f"{num_held} blocks in use, {num_quarantined} in quarantine, {num_orphans} orphans",
-        style="red" if num_orphans else "green",
-    )
-    for name in status.silent_workers:
-        out.print(f"{escape(name)} does not answer: what it holds is not known", style="red")
-    if num_orphans or status.silent_workers:
-        raise typer.Exit(1)
 
 
 @app.command()
@@ -318,10 +279,6 @@ def _stream(client: Client, prompt: Prompt, sampling: Sampling) -> None:
         out.print(f"twophase explain {completion.request_id}", style="dim", highlight=False)
         for failure in completion.failures:
             out.print(f"went on elsewhere after {failure}", style="yellow", highlight=False)
-
-
-def _key(holder: BlockHolder) -> tuple[str, str, int]:
-    return holder.worker, holder.request_id, holder.epoch
 
 
 def _speed(link: LinkStatus) -> str:

@@ -17,13 +17,12 @@ from core.request import (
     FinishReason,
     Logprobs,
     OutputToken,
-    Progress,
     Request,
-    RequestState,
     Usage,
     WorkerName,
     id_of_attempt,
 )
+from core.request_state import Progress, RequestState
 from core.timeline import DecodeReport, Phases, PrefillReport, TransferReport
 from core.worker import (
     DecodeDone,
@@ -34,7 +33,7 @@ from core.worker import (
     RequestFailed,
     Reserved,
 )
-from router.placement import Placement
+from router.placing.placement import Placement
 from router.recovery import Failure
 
 

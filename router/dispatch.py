@@ -25,9 +25,9 @@ from core.worker import RemoteReservation, Reserve, Reserved
 from router.answer import Answer, PrefillFailed
 from router.members.fleet import Fleet
 from router.members.member import Mailbox
-from router.placement import Placement
 from router.placing.knowledge import Lease
 from router.placing.line import Placing
+from router.placing.placement import Placement
 from router.policy import DispatchPolicy
 from router.recovery import Failure, Recovery
 from router.totals import KvCounters

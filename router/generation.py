@@ -30,7 +30,7 @@ from router.dispatch import Dispatcher
 from router.history import History
 from router.keys import caller
 from router.members.fleet import Fleet
-from router.placement import max_tokens_of
+from router.placing.placement import max_tokens_of
 from router.readiness import Readiness
 from router.request import (
     MAX_NAME,

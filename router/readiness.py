@@ -18,7 +18,7 @@ from core.worker import Role
 from router.answer import Answer
 from router.dispatch import Dispatcher
 from router.members.fleet import Fleet
-from router.placement import Placement
+from router.placing.placement import Placement
 
 PROBE_TIMEOUT_S = 30.0
 RETRY_S = 1.0

@@ -25,7 +25,7 @@ from core.errors import (
     TransferFailed,
     TwophaseError,
 )
-from router.placement import DecodeLoad, Placement, PrefillLoad
+from router.placing.placement import DecodeLoad, Placement, PrefillLoad
 
 # The request itself is at fault, or its time is over: no other worker would do better.
 FINAL = (InvalidRequest, DeadlineExceeded, Cancelled, InvariantBroken)

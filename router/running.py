@@ -15,7 +15,8 @@ from dataclasses import replace
 from core.clock import Clock
 from core.completion import Completion
 from core.errors import Cancelled, DuplicateRequest, Overloaded, TwophaseError
-from core.request import RequestId, RequestState
+from core.request import RequestId
+from core.request_state import RequestState
 from router.answer import Answer
 from router.keys import caller
 

@@ -13,7 +13,7 @@ import grpc
 
 from core.request import RequestId
 from core.sampling import Sampling
-from twophase.client_wire import generate_request
+from twophase.client.messages import generate_request
 
 TIMEOUT_S = 60.0
 _EVENT_END = b"\n\n"

@@ -23,8 +23,8 @@ from deploy.autoscaler.history import State
 from deploy.autoscaler.record import Action, Record
 from prefill_worker import scheduler as reading
 from router.config import FrontDoorConfig
-from router.placement import Need, Placement
 from router.placing.fairness import Ticket
+from router.placing.placement import Need, Placement
 
 # SmolLM2-135M, which the machine's figures are of.
 NUM_LAYERS, NUM_KV_HEADS, HEAD_DIM = 30, 3, 64

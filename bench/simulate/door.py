@@ -13,11 +13,11 @@ from core.request import FinishReason, Request, RequestId, SamplingParams
 from core.signals import Demand
 from core.timeline import DecodeReport, PrefillReport, TransferReport
 from core.worker import DecodeDone, FirstToken, NewToken, WorkerInfo
-from router.admission import refuse_if_late
-from router.placement import DecodeLoad, Placement, PrefillLoad, Reason, Rules, place
+from router.placing.admission import refuse_if_late
 from router.placing.fairness import FairQueue, Ticket
 from router.placing.knowledge import Knowledge, Loads
 from router.placing.line import MAX_MISFITS, MAX_PASSED_S
+from router.placing.placement import DecodeLoad, Placement, PrefillLoad, Reason, Rules, place
 from router.policy import DispatchPolicy
 
 # Nobody reads it: an answer without tokens teaches the prefix index nothing.

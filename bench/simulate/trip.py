@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 from bench.simulate.trace import Arrival, TraceBlocks
 from core.request import RequestId
-from router.placement import Need
 from router.placing.fairness import Ticket
 from router.placing.knowledge import Lease
+from router.placing.placement import Need
 
 
 @dataclass(eq=False, slots=True)

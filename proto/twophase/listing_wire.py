@@ -1,7 +1,8 @@
 """What operators are told of workers and requests: to messages, and back."""
 
 from core.listing import ListedRequest, ListedWorker, WorkerState
-from core.request import RequestId, RequestState, WorkerName
+from core.request import RequestId, WorkerName
+from core.request_state import RequestState
 from core.worker import Role
 from twophase.v1 import admin_pb2 as pb
 

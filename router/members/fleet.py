@@ -21,7 +21,7 @@ from core.request import WorkerName
 from core.worker import BlockHolder, Role, StuckWorker, WorkerInfo, WorkerStatus
 from router.members.blame import blamed
 from router.members.member import DecodeMember, Member
-from router.placement import DecodeLoad, Placement, PrefillLoad
+from router.placing.placement import DecodeLoad, Placement, PrefillLoad
 from router.recovery import Failure
 from twophase.credentials import Credentials
 from twophase.peer import Peer, lost

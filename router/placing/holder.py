@@ -9,7 +9,7 @@ Pure.
 
 from collections.abc import Sequence
 
-from router.placement import DecodeLoad, Need, Placement, Reason, Rejected
+from router.placing.placement import DecodeLoad, Need, Placement, Reason, Rejected
 
 
 def beside(holder: str, need: Need, decode: Sequence[DecodeLoad]) -> Placement | Rejected | None:

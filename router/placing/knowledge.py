@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from core.request import Request
 from core.timeline import PrefillReport, TransferReport
 from core.worker import FirstToken, NewToken
-from router.admission import Backlog
 from router.answer import Event
-from router.placement import DecodeLoad, Need, Placement, PrefillLoad
+from router.placing.admission import Backlog
 from router.placing.demand import DemandMeter
 from router.placing.fairness import Ticket
 from router.placing.ledger import Ledger, Work
+from router.placing.placement import DecodeLoad, Need, Placement, PrefillLoad
 from router.placing.prefix_index import PrefixIndex, PromptBlocks
 from router.placing.rates import Rates
 

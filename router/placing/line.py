@@ -20,10 +20,13 @@ from core.config import Mode
 from core.errors import InvalidRequest, Overloaded, PeerLost, TwophaseError
 from core.signals import Demand
 from core.worker import Role
-from router.admission import UNKNOWN_WAIT_S, Backlog, refuse_if_late
 from router.answer import Answer
 from router.members.fleet import Fleet
-from router.placement import (
+from router.placing.admission import UNKNOWN_WAIT_S, Backlog, refuse_if_late
+from router.placing.fairness import FairQueue, Ticket
+from router.placing.holder import beside
+from router.placing.knowledge import Knowledge, Lease, Loads
+from router.placing.placement import (
     DecodeLoad,
     Need,
     Placement,
@@ -33,9 +36,6 @@ from router.placement import (
     Rules,
     place,
 )
-from router.placing.fairness import FairQueue, Ticket
-from router.placing.holder import beside
-from router.placing.knowledge import Knowledge, Lease, Loads
 from router.placing.prefix_index import PromptBlocks
 from router.policy import DispatchPolicy
 from router.recovery import Recovery

@@ -12,7 +12,7 @@ import router.service
 from core.errors import DuplicateRequest, InvalidRequest, TwophaseError
 from tests.cases.one_process import prompt_of
 from twophase.client import Sampling
-from twophase.client_wire import generate_request
+from twophase.client.messages import generate_request
 from twophase.v1 import inference_pb2_grpc
 
 MIB = 1 << 20

@@ -13,7 +13,8 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from core.completion import ChatMessage
 from core.errors import Cancelled, DeadlineExceeded, DuplicateRequest, InvalidRequest
 from core.listing import WorkerState
-from core.request import FinishReason, RequestState
+from core.request import FinishReason
+from core.request_state import RequestState
 from tests.e2e.conftest import StartCluster
 from tests.e2e.nothing_left import assert_nothing_left
 from twophase.client import AsyncClient, Client, Sampling

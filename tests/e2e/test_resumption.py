@@ -19,7 +19,7 @@ from tests.e2e.conftest import StartCluster
 from tests.e2e.nothing_left import assert_nothing_left
 from tests.e2e.test_survival import LATE_S, NUM_STREAMS, Stream, has_begun
 from twophase.client import AsyncClient, Client, Sampling
-from twophase.client_wire import generate_request
+from twophase.client.messages import generate_request
 from twophase.errors import from_rpc_error
 from twophase.v1 import inference_pb2 as pb
 from twophase.v1 import inference_pb2_grpc as pb_grpc

@@ -5,16 +5,8 @@ import math
 import pytest
 
 from core.errors import InvalidRequest, InvariantBroken
-from core.request import (
-    MAX_SEED,
-    TRANSITIONS,
-    FinishReason,
-    Progress,
-    Request,
-    RequestId,
-    RequestState,
-    SamplingParams,
-)
+from core.request import MAX_SEED, FinishReason, Request, RequestId, SamplingParams
+from core.request_state import TRANSITIONS, Progress, RequestState
 
 State = RequestState
 ARROWS = {

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.errors import Overloaded
-from router.admission import Backlog, refuse_if_late
+from router.placing.admission import Backlog, refuse_if_late
 
 
 def backlog(**facts):

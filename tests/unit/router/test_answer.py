@@ -7,10 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.errors import InvariantBroken, PeerLost
-from core.request import FinishReason, RequestState, Resumption, Usage
+from core.request import FinishReason, Resumption, Usage
+from core.request_state import RequestState
 from core.worker import RequestFailed
 from router.answer import Answer
-from router.placement import Placement
+from router.placing.placement import Placement
 from router.recovery import Failure
 from tests.unit.router.doubles import (
     DONE,

@@ -15,7 +15,7 @@ from core.errors import (
 from core.worker import Role
 from router.members.blame import blamed
 from router.members.breaker import FIRST_BACKOFF_S, MAX_FAILURES
-from router.placement import Placement
+from router.placing.placement import Placement
 from router.recovery import Failure
 
 STEP = TwophaseError("the step failed")

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from core.config import Mode
 from core.layout import Dtype
-from router.placement import (
+from router.placing.placement import (
     ENOUGH_PROMPTS,
     DecodeLoad,
     Need,

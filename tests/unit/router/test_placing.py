@@ -15,9 +15,9 @@ from core.request import Priority, Sender
 from core.worker import FirstToken, Role
 from router.answer import Answer
 from router.members.fleet import Fleet
-from router.placement import DecodeLoad, PrefillLoad
 from router.placing import rates
 from router.placing.line import Placing
+from router.placing.placement import DecodeLoad, PrefillLoad
 from router.policy import DispatchPolicy
 from router.recovery import Recovery
 from tests.unit.router.doubles import (

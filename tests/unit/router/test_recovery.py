@@ -22,7 +22,7 @@ from core.request import FinishReason, attempt_id, id_of_attempt
 from core.worker import CancelRequest, RequestFailed, Reserve, Role
 from router.answer import Answer
 from router.dispatch import Dispatcher, DispatchPolicy
-from router.placement import DecodeLoad, Placement, PrefillLoad
+from router.placing.placement import DecodeLoad, Placement, PrefillLoad
 from router.recovery import Failure, Recovery
 from router.totals import KvCounters
 from tests.unit.router.doubles import (

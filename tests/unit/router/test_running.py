@@ -6,10 +6,11 @@ import pytest
 
 from core.clock import ManualClock
 from core.errors import Cancelled, DuplicateRequest, Overloaded, PeerLost
-from core.request import FinishReason, RequestState
+from core.request import FinishReason
+from core.request_state import RequestState
 from router.answer import Answer
 from router.keys import caller
-from router.placement import Placement
+from router.placing.placement import Placement
 from router.running import RunningRequests
 from tests.unit.router.doubles import make_request, token
 

@@ -8,8 +8,8 @@ from core.completion import Chunk
 from core.errors import PeerLost
 from core.worker import NewToken
 from router.answer import Answer
-from router.placement import DecodeLoad, Need, Placement, Reason, Rejected
 from router.placing.holder import beside
+from router.placing.placement import DecodeLoad, Need, Placement, Reason, Rejected
 from router.several import Delivery, make_answers
 from tests.unit.router.doubles import LAYOUT, make_info, make_request, reserved, until
 

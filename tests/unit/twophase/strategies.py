@@ -15,12 +15,12 @@ from core.request import (
     Logprobs,
     Request,
     RequestId,
-    RequestState,
     SamplingParams,
     Sender,
     Usage,
     WorkerName,
 )
+from core.request_state import RequestState
 from core.sampling import Constraint, ConstraintKind, Sampling
 from core.signals import Demand, Moments, Signals
 from core.timeline import DecodeReport, Gap, Phases, PrefillReport, TransferReport

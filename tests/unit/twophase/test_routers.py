@@ -13,8 +13,8 @@ from core.errors import (
     TransferFailed,
     TransferFailure,
 )
+from twophase.client.routers import Asking, Routers, Tries
 from twophase.credentials import Credentials
-from twophase.routers import Asking, Routers, Tries
 from twophase.v1 import inference_pb2 as pb
 
 LOST = PeerLost("router", "gone")

@@ -8,7 +8,7 @@ from typing import Any
 from core.diagnosis import Diagnosis, Explained
 from core.listing import ListedRequest, ListedWorker
 from core.request import WorkerName
-from twophase.calls import call, call_async
+from twophase.client.calls import call, call_async
 from twophase.listing_wire import listed_request_from_wire, listed_worker_from_wire
 from twophase.report_wire import diagnosis_from_wire, finding_from_wire
 from twophase.v1 import admin_pb2 as pb
