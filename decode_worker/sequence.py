@@ -7,7 +7,7 @@ from core.timeline import DecodeReport, PrefillReport
 from core.worker import BlockHolder, PromptLogprobs, RemoteReservation, WorkerInfo
 from engine.batch import SequenceStep
 from engine.block_pool import Reservation
-from engine.logits import history_of
+from engine.sampling.logits import history_of
 
 
 @dataclass(slots=True)
