@@ -8,7 +8,7 @@ from core.worker import BlockHolder, PromptLogprobs, RemoteReservation, WorkerIn
 from decode_worker.pace import Pace, StepFacts
 from engine.batch import SequenceStep
 from engine.block_pool import Reservation
-from engine.logits import history_of
+from engine.sampling.logits import history_of
 from kv_transfer.plan import Reservation as InboundReservation
 
 

@@ -15,7 +15,7 @@ import torch
 
 from core.errors import TwophaseError
 from core.request import Logprobs, SamplingParams
-from engine.logits import History
+from engine.sampling.logits import History
 
 Array = np.ndarray[Any, Any]
 Upload = Callable[[Sequence[Array]], list[torch.Tensor]]

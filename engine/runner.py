@@ -27,13 +27,13 @@ from engine.attention import AttentionNeeds
 from engine.batch import Batch, SequenceStep, StepResult, build_batch
 from engine.decode_graph import DecodeGraphs, rungs_of
 from engine.device import Device, HostDevice, fitting
-from engine.grammar import Grammars
 from engine.kv_cache import TORCH_DTYPES, KVCache, num_cache_blocks
 from engine.model import LlamaModel
 from engine.model_config import load_model_config
 from engine.ops import select_ops
 from engine.parallel import Parallel, SingleRank, TensorParallel
-from engine.sampler import sampled_tokens
+from engine.sampling.grammar import Grammars
+from engine.sampling.sampler import sampled_tokens
 from engine.shard import shard_of
 from engine.step_words import decode_steps, encode_steps
 from engine.weights import LoadWeights, load_weights, weights_hash

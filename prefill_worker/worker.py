@@ -21,7 +21,7 @@ from core.timeline import PrefillReport
 from core.worker import BlockHolder
 from engine.batch import SequenceStep, StepResult
 from engine.block_pool import BlockPool, Reservation
-from engine.logits import history_of
+from engine.sampling.logits import history_of
 from prefill_worker.meter import PrefillMeter
 from prefill_worker.scheduler import Candidate, Scheduler
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from core.request import SamplingParams
 from engine.batch import SequenceStep
 from engine.block_pool import BlockPool, Reservation
-from engine.logits import History
 from engine.runner import Runner
+from engine.sampling.logits import History
 
 
 @dataclass

@@ -10,8 +10,8 @@ from tokenizers import Tokenizer
 from core.errors import InvalidRequest
 from core.request import SamplingParams
 from engine.batch import SequenceStep
-from engine.grammar import MAX_MATCHERS, Grammars
-from engine.logits import History
+from engine.sampling.grammar import MAX_MATCHERS, Grammars
+from engine.sampling.logits import History
 from tests.tiny_model import END_OF_TEXT_ID, IM_END_ID, write_tiny_model
 
 VOCABULARY = 512

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.request import SamplingParams
-from engine.logits import History, changed_logits, logprobs_of
+from engine.sampling.logits import History, changed_logits, logprobs_of
 
 VOCABULARY = 11
 token_ids = st.integers(0, VOCABULARY - 1)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from core.request import SamplingParams
-from engine.sampler import first_largest, philox, sample, uniform
+from engine.sampling.sampler import first_largest, philox, sample, uniform
 
 V = 50
 

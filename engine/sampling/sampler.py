@@ -15,7 +15,7 @@ import torch
 from core.errors import TwophaseError
 from core.request import Logprobs, SamplingParams
 from engine.batch import SequenceStep, StepResult
-from engine.logits import Mask, changed_logits, logprobs_of
+from engine.sampling.logits import Mask, changed_logits, logprobs_of
 
 PHILOX_MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
 PHILOX_WEYL = (np.uint64(0x9E3779B9), np.uint64(0xBB67AE85))

@@ -19,7 +19,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from core.errors import InvalidRequest, TwophaseError
 from engine.batch import SequenceStep
-from engine.logits import Mask
+from engine.sampling.logits import Mask
 
 MAX_MATCHERS = 512
 MAX_TOKENIZERS = 4
