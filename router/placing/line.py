@@ -236,7 +236,9 @@ class Placing:
                 self._let_wait(waiting, self._policy.max_queue_s)
             return None
         recovery = waiting.recovery
-        is_anybody_there = bool(self._fleet.decode_loads())
+        # A worker that was lost is started again: others that were tried do not stand for it.
+        is_hopeful = isinstance(recovery.last_error, PeerLost) and recovery.may_recompute
+        is_anybody_there = bool(self._fleet.decode_loads()) and not is_hopeful
         if is_anybody_there and recovery.last_error is not None:
             return recovery.last_error  # all that are there were tried
         if rejected.reason is Reason.TOO_LARGE and self._is_too_large(waiting):
