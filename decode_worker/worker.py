@@ -196,8 +196,8 @@ class DecodeWorker:
             if sequence.is_ended:
                 self._give_back(sequence)
                 continue
-            if sequence.is_running and sequence.first_decode_s is None:
-                sequence.first_decode_s = self._step_started_s
+            if (slot_wait_s := sequence.try_begin_decode(self._step_started_s)) is not None:
+                self.meter.waited(slot_wait_s, now_s)
             sequence.computed(num_tokens, result.compute_s)
             if i in result.failures:
                 self._fail(sequence, result.failures[i], now_s)
@@ -259,7 +259,7 @@ class DecodeWorker:
             return False
         sequence.reservation = reservation
         sequence.granted_s = now_s
-        self.meter.granted(now_s - sequence.received_s, now_s)
+        self.meter.waited(now_s - sequence.received_s, now_s)
         remote = sequence.remote(self._info, self.address)
         if sequence.is_local:
             sequence.num_cached_tokens = remote.num_shared_tokens
