@@ -38,9 +38,9 @@ SETTINGS = (
     "router.port=0",
     "router.http_port=null",
     "router.max_queue_s=300",
-    *("prefill.kv_cache=200MiB", "decode.kv_cache=200MiB", "decode.max_num_sequences=2"),
+    *("prefill.kv_cache=200MiB", "decode.kv_cache=200MiB", "decode.max_num_sequences=4"),
     "scaling.prefill={max_replicas: 2, target_wait_s: 0.5}",
-    "scaling.decode={max_replicas: 2, target_wait_s: 0.5, target_step_s: 2.0}",
+    "scaling.decode={max_replicas: 2, target_wait_s: 0.5, target_step_s: 5.0}",
     *("scaling.budget=3", "scaling.interval_s=2", "scaling.grow_after_s=6"),
     *("scaling.shrink_after_s=600", "scaling.cooldown_s=10"),
 )
@@ -58,7 +58,7 @@ class Half:
 
 HALVES = (
     Half("long prompts, short answers", 1200, 4, 1.0),
-    Half("short prompts, long answers", 32, 120, 0.5),
+    Half("short prompts, long answers", 32, 160, 0.7),
 )
 
 

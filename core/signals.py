@@ -20,7 +20,8 @@ class Signals:
     """What one worker measured lately.
 
     queue_wait_*: at prefill from a prompt's arrival to its first step, at decode from a request's
-    arrival to the grant of its blocks. oldest_wait_s is that of the one that waits longest now.
+    arrival to the grant of its blocks, and again from the seal to its first step. oldest_wait_s is
+    that of the one that waits longest now, at decode for blocks.
     num_parked: prompts that are read and whose KV cache is not sealed: that wait is the link's, or
     decode's, and not prefill's. tokens_per_s: prompt tokens for each second of computing.
     num_in_flight_bytes are computed and not acknowledged; bytes_per_s is what all links carried,

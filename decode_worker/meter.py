@@ -7,14 +7,14 @@ from core.signals import Signals, Window
 
 
 class DecodeMeter:
-    """Waits for blocks, and steps, of the last seconds."""
+    """Waits for blocks and for slots, and steps, of the last seconds."""
 
     def __init__(self) -> None:
         self._waits_s = Window()
         self._steps_s = Window()
 
-    def granted(self, wait_s: float, now_s: float) -> None:
-        """A request got its blocks after `wait_s`."""
+    def waited(self, wait_s: float, now_s: float) -> None:
+        """A request got its blocks, or its slot, after `wait_s`."""
         self._waits_s.note(wait_s, now_s)
 
     def step(self, compute_s: float, now_s: float) -> None:

@@ -152,6 +152,13 @@ class Sequence:
             self.num_chunks += 1
             self.prefill_compute_s += compute_s
 
+    def try_begin_decode(self, started_s: float) -> float | None:
+        """How long it waited for a slot if its first decode step began then; None for others."""
+        if self.ready_s is None or self.pace is not None:
+            return None
+        self.pace = Pace(started_s)
+        return started_s - self.ready_s
+
     def prefill_report(self, now_s: float) -> PrefillReport:
         """What was measured of a prompt that was read here and is done at `now_s`."""
         return PrefillReport(

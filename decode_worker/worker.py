@@ -38,7 +38,7 @@ from core.worker import (
 from decode_worker.handoff import Closed, Failed, Handoffs, Outcome, Proven
 from decode_worker.limits import Limits
 from decode_worker.meter import DecodeMeter
-from decode_worker.pace import Pace, StepLog
+from decode_worker.pace import StepLog
 from decode_worker.scheduler import Prompt, Scheduler
 from decode_worker.sequence import Sequence, step_facts
 from engine.batch import SequenceStep, StepResult
@@ -198,8 +198,8 @@ class DecodeWorker:
             if sequence.is_ended:
                 self._give_back(sequence)
                 continue
-            if sequence.is_running and sequence.pace is None:
-                sequence.pace = Pace(self._step_started_s)
+            if (slot_wait_s := sequence.try_begin_decode(self._step_started_s)) is not None:
+                self.meter.waited(slot_wait_s, now_s)
             sequence.computed(num_tokens, result.compute_s)
             if i in result.prompt_logprobs:
                 told = sequence.scored(result.prompt_logprobs[i])
@@ -264,7 +264,7 @@ class DecodeWorker:
             return False
         sequence.reservation = reservation
         sequence.granted_s = now_s
-        self.meter.granted(now_s - sequence.received_s, now_s)
+        self.meter.waited(now_s - sequence.received_s, now_s)
         remote = sequence.remote(self._info, self.address)
         if sequence.is_local:
             sequence.num_cached_tokens = sequence.num_computed_tokens = remote.num_shared_tokens

@@ -167,7 +167,7 @@ class DecodeModel:
         """A request was placed here; its place in line was the wait for blocks."""
         self.num_reserved += 1
         self.num_kv_tokens += num_tokens
-        self._meter.granted(0.0, self._agenda.now_s)
+        self._meter.waited(0.0, self._agenda.now_s)
 
     def add(self, trip: Trip) -> None:
         """A sequence whose KV cache is sealed; it joins at the end of the step that runs."""
@@ -204,6 +204,7 @@ class DecodeModel:
         for trip in self._batch:
             if trip.first_decode_s is None:
                 trip.first_decode_s = now_s
+                self._meter.waited(now_s - (trip.sealed_s or now_s), now_s)
         num_steps = min(trip.num_left_tokens for trip in self._batch)
         history: float = sum(
             trip.need.num_prompt_tokens + trip.arrival.num_output_tokens - trip.num_left_tokens

@@ -64,11 +64,11 @@ def _wait_for_decode(scaling: ScalingConfig, demand: Demand, pool: PoolView) -> 
     target_s = scaling.decode.target_wait_s
     # Where no pool reads prompts, who waits in line can only wait for decode.
     is_full = _is_full(scaling, pool) or scaling.prefill is None
-    num_waiting = pool.num_waiting + (demand.num_in_line if is_full else 0)
-    wait_s = _wait_s(pool, pool.num_waiting)
+    # Those that have blocks and no slot run by the worker's count.
+    wait_s = _wait_s(pool, pool.num_waiting + max(pool.num_running - pool.num_slots, 0))
     if is_full and demand.num_in_line:
         wait_s = max(wait_s, demand.oldest_in_line_s)
-    if wait_s > target_s and (num_waiting or pool.oldest_wait_s > 0):
+    if wait_s > target_s:
         return f"requests wait {wait_s:.2f} s for decode slots (target {target_s:g} s)"
     return ""
 
