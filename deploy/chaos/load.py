@@ -17,6 +17,8 @@ FIRST_PLAIN_TOKEN_ID = 100
 MIN_PROMPT_TOKENS, MORE_PROMPT_TOKENS = 40, 29
 # Two tokens whose probabilities differ by less may change places when batches differ (float32).
 NEAR_TIE = 1e-3
+# Draws are between few tokens: between thousands of unlikely ones, many a draw is such a tie.
+TOP_K = 5
 
 
 @dataclass(slots=True)
@@ -68,11 +70,12 @@ def sampling_of(number: int, max_tokens: int, vocab_size: int) -> Sampling:
     """How a stream chooses its tokens."""
     match kind_of(number):
         case "seeded":
-            return Sampling(max_tokens, temperature=0.9, seed=number, ignore_eos=True)
+            return Sampling(max_tokens, temperature=0.9, top_k=TOP_K, seed=number, ignore_eos=True)
         case "penalised":
             return Sampling(
                 max_tokens,
                 temperature=0.7,
+                top_k=TOP_K,
                 seed=number,
                 ignore_eos=True,
                 repetition_penalty=1.2,
@@ -83,7 +86,9 @@ def sampling_of(number: int, max_tokens: int, vocab_size: int) -> Sampling:
             return Sampling(max_tokens, constraint=words)
         case "stop token":
             stops = tuple(range(number % 7 + FIRST_PLAIN_TOKEN_ID, vocab_size, vocab_size // 8))
-            return Sampling(max_tokens, temperature=0.9, seed=number, stop_token_ids=stops)
+            return Sampling(
+                max_tokens, temperature=0.9, top_k=TOP_K, seed=number, stop_token_ids=stops
+            )
     return Sampling(max_tokens, ignore_eos=True, num_logprobs=2)
 
 

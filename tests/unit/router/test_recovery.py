@@ -98,12 +98,35 @@ async def cluster(fleet, join, clock):
     policy = DispatchPolicy(Mode.DISAGGREGATED, max_attempts=3, max_wait_s=0.05)
     async with Dispatcher(fleet, policy, counters, clock) as dispatcher:
         cluster = Cluster(fleet, dispatcher, counters, clock)
+        cluster.join = join
         cluster.decodes = [await join("decode-0"), await join("decode-1", incarnation="2")]
         cluster.prefills = [
             await join("prefill-0", Role.PREFILL, incarnation="3"),
             await join("prefill-1", Role.PREFILL, incarnation="4"),
         ]
         yield cluster
+
+
+async def test_where_all_workers_were_lost_it_waits_for_the_next_though_some_came_back(cluster):
+    policy = DispatchPolicy(Mode.CHUNKED, max_attempts=3, max_wait_s=5.0)
+    async with Dispatcher(cluster.fleet, policy, KvCounters(), cluster.clock) as dispatcher:
+        cluster.dispatcher = dispatcher
+        task = cluster.start(make_request(max_tokens=1))
+        for name in ("r", "r~2"):
+            decode, _ = await cluster.reserving(name)
+            # Silent for too long, and there again when the next one is lost: but it was tried.
+            decode.update(RequestFailed(name, PeerLost(decode.info.name, "it said nothing")))
+        await until(lambda: dispatcher.num_waiting)
+        cluster.decodes.append(await cluster.join("decode-2", incarnation="5"))
+        decode, _ = await cluster.reserving("r~3")
+        assert decode.info.name == "decode-2"
+        decode.update(
+            reserved("r~3", decode="decode-2"),
+            token(0, request_id="r~3", done=DONE, prefill=PREFILL_REPORT),
+        )
+        await task
+        assert cluster.tokens == [100]
+        await cluster.nothing_is_left()
 
 
 class TestAnAnswerThatItsTextEnds:
