@@ -105,8 +105,8 @@ def sizes_of(records: list[dict[str, Any]]) -> dict[str, list[int]]:  # Any: as 
     return sizes
 
 
-def measure(config: ClusterConfig, log: Path, seconds: float) -> list[Seen]:
-    """Run the cluster and the load."""
+def measure(config: ClusterConfig, log: Path, seconds: float) -> tuple[list[Seen], float]:
+    """Run the cluster and the load; what came of it, and cores that other processes used."""
     with local_cluster(config, tell=lambda line: None, replace_lost=True) as cluster:
         wait_until_ready(cluster.address, config.security, READY_TIMEOUT_S)
 
@@ -116,7 +116,8 @@ def measure(config: ClusterConfig, log: Path, seconds: float) -> list[Seen]:
             log.write_text("")  # what was decided while the first token went through is no load
             return await send(cluster.address, vocab_size, seconds)
 
-        return asyncio.run(run())
+        meter = CpuMeter()
+        return asyncio.run(run()), meter.read().other_cores
 
 
 def main() -> None:
@@ -128,9 +129,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="twophase-") as directory:
         log = Path(directory) / "decisions.jsonl"
         words = [f"model={fetch_model(DEFAULT_MODEL)}", *SETTINGS, f"scaling.log={log}"]
-        meter = CpuMeter()
-        seen = measure(load_config(None, words), log, seconds)
-        use = meter.read()
+        seen, other_cores = measure(load_config(None, words), log, seconds)
         records = [json.loads(line) for line in log.read_text().splitlines()]
     sizes = sizes_of(records)
     for name, numbers in sizes.items():
@@ -147,7 +146,7 @@ def main() -> None:
             for half, each in zip(HALVES, seen, strict=True)
         ),
     ]
-    print_report("Pools under a load that turns", rows, {"other_cores": use.other_cores})
+    print_report("Pools under a load that turns", rows, {"other_cores": other_cores})
 
 
 if __name__ == "__main__":

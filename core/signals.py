@@ -23,7 +23,8 @@ class Signals:
     arrival to the grant of its blocks, and again from the seal to its first step. oldest_wait_s is
     that of the one that waits longest now, at decode for blocks.
     num_parked: prompts that are read and whose KV cache is not sealed: that wait is the link's, or
-    decode's, and not prefill's. tokens_per_s: prompt tokens for each second of computing.
+    decode's, and not prefill's. tokens_per_s: prompt tokens for each second of computing, when
+    the worker last read.
     num_in_flight_bytes are computed and not acknowledged; bytes_per_s is what all links carried,
     max_bytes_per_s what they carry while they are busy; transfer_wait_s the mean of what a handoff
     took after its prompt was read. step_s is the mean time of a decode step.

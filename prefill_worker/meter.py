@@ -27,6 +27,7 @@ class PrefillMeter:
         self._tokens = Window()
         self._compute_s = Window()
         self._exposed_s = Window()
+        self._tokens_per_s: float | None = None
 
     def waited(self, seconds: float, now_s: float) -> None:
         """A prompt had waited so long when its first step began."""
@@ -44,14 +45,20 @@ class PrefillMeter:
     def signals(
         self, now_s: float, *, oldest_wait_s: float, num_parked: int, links: Sequence[LinkLoad]
     ) -> Signals:
-        """All of it, with what the worker and its links hold now."""
+        """All of it, with what the worker and its links hold now.
+
+        How fast it reads is what it did when it last read: a worker that stands still, because
+        decode is full, is as fast as before.
+        """
         tokens_per_s, busy_share = self._tokens.per_s(now_s), self._compute_s.per_s(now_s)
+        if tokens_per_s and busy_share:
+            self._tokens_per_s = tokens_per_s / busy_share
         return Signals(
             queue_wait_p50_s=self._waits_s.quantile(0.5, now_s),
             queue_wait_p95_s=self._waits_s.quantile(0.95, now_s),
             oldest_wait_s=oldest_wait_s,
             num_parked=num_parked,
-            tokens_per_s=tokens_per_s / busy_share if tokens_per_s and busy_share else None,
+            tokens_per_s=self._tokens_per_s,
             num_in_flight_bytes=sum(link.num_in_flight_bytes for link in links),
             bytes_per_s=_sum([link.bytes_per_s for link in links]),
             max_bytes_per_s=_sum([link.max_bytes_per_s for link in links]),

@@ -26,7 +26,7 @@ def share(
     """The pair that serves the wishes best.
 
     Where the budget, or the ratio, lets one pool grow only if the other gives, it gives by what it
-    needs now, and only if that helps by `hysteresis`.
+    needs now, and only if that helps by `hysteresis`; one whose need is not known gives nobody.
     """
     current = _pair({role: pool.view.num_workers for role, pool in pools.items()})
     wanted = _pair({role: wish.num_workers for role, wish in wishes.items()})
@@ -45,7 +45,8 @@ def share(
     recent = _pair({r: _recent(scaling, pools[r], wish, now_s) for r, wish in wishes.items()})
     exchanged = fit(scaling, recent, drained_cost=drained_cost) or current
     gain = shortage(recent, current) / shortage(recent, exchanged)
-    if gain >= 1 + scaling.hysteresis and not _is_cooling(scaling, pools, now_s):
+    is_known = all(pool.need.num_workers is not None for pool in pools.values())
+    if is_known and gain >= 1 + scaling.hysteresis and not _is_cooling(scaling, pools, now_s):
         return Shared(exchanged, Rule.BUDGET)
     kept = fit(scaling, recent, drained_cost=drained_cost, least=current)
     return Shared(kept or current, Rule.BUDGET)

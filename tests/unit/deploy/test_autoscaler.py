@@ -254,6 +254,15 @@ def test_under_a_spent_budget_a_drained_worker_changes_its_role():
     assert without.actions == (Start(Role.DECODE, 1), Drain(("p1",)))
 
 
+def test_a_pool_whose_need_is_not_known_gives_nobody():
+    run = Run(scaling_of(budget=4.0))
+    unmeasured = [prefill("p1", tokens_per_s=None), prefill("p2", tokens_per_s=None)]
+    workers = [*unmeasured, decode("d1", num_running=16), decode("d2")]
+    record = run.ticks(15, workers, demand_of(requests_per_s=1.0, decode_s=60.0))
+    assert record.actions == ()
+    assert after(record, Role.DECODE).needed > 2
+
+
 def test_a_worker_that_turns_counts_in_its_new_pool_and_is_not_started_twice():
     run = Run(scaling_of(budget=4.0))
     turning = prefill("p1", life=Life.DRAINING, becomes=Role.DECODE)

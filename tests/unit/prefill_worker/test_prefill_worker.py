@@ -303,6 +303,8 @@ class TestWhatItMeasures:
         # "a" waited from 0 to 3.5, "b" from 1 to 3.5; 8 tokens took one second.
         assert (told.queue_wait_p50_s, told.queue_wait_p95_s) == (2.5, 3.5)
         assert told.tokens_per_s == 8.0
+        later = self.signals(worker, 99.0)
+        assert (later.queue_wait_p50_s, later.tokens_per_s) == (None, 8.0)  # as fast as before
 
     def test_a_prompt_that_is_read_is_parked_until_it_is_released(self):
         worker = make_worker()
