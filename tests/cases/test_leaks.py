@@ -138,7 +138,7 @@ async def test_six_hundred_ordinary_requests_leave_no_record_and_no_complaint(
     run, reference, caplog
 ):
     prompts = [prompt_of(8, number) for number in range(100)]
-    async with run("shm") as cluster:
+    async with run("shm", "router.history=50") as cluster:
         slots = asyncio.Semaphore(32)
 
         async def one(number):
