@@ -13,7 +13,8 @@ class Completion:
     prefill_worker equals decode_worker, and transfer is None, when no KV cache was moved.
     placement says in words why these workers were chosen; failures, one sentence each, which
     attempts before this one failed. decode is None where the answer was complete without decode, or
-    ended by a stop string.
+    ended by a stop string. The first num_resumed_tokens of the answer were there before the attempt
+    whose prefill and decode are told.
     """
 
     request_id: RequestId
@@ -27,6 +28,7 @@ class Completion:
     seed: int
     failures: tuple[str, ...] = ()
     decode: DecodeReport | None = None
+    num_resumed_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,11 +14,11 @@ Pure: completions in, findings out. Knows no configuration but the names of its 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from statistics import median
 
 from core.completion import Completion
-from core.request import RequestId
+from core.finding import Finding, PhaseSpread, Symptom, Trouble
+from core.request import id_of_attempt, is_further_answer
 
 # Seconds below which nobody would ask; and the share of the whole from which a phase matters.
 MIN_WAIT_S = 0.2
@@ -30,67 +30,6 @@ MIN_SAMPLES = 5
 GAP_FACTOR = 3.0
 # Prompts cost a step's overhead whatever their length: shorter ones are taken for this long.
 MIN_PREFILL_TOKENS = 32
-
-
-class Symptom(StrEnum):
-    """What the client sees."""
-
-    FIRST_TOKEN = "first token late"
-    LATER_TOKENS = "later tokens slow"
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One phase that was slow, and what is known of it.
-
-    seconds: what it took; usual_s: what such requests usually need, None for a wait, which usually
-    is none. evidence: the numbers behind it, in words. advice: what to look at or change.
-    """
-
-    phase: str
-    symptom: Symptom
-    seconds: float
-    usual_s: float | None
-    evidence: str
-    advice: str
-
-
-@dataclass(frozen=True, slots=True)
-class PhaseSpread:
-    """One phase over many requests, in seconds."""
-
-    phase: str
-    p50_s: float
-    p95_s: float
-    max_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Trouble:
-    """What several requests suffered from: the phase of `worst`, in all of them together."""
-
-    num_requests: int
-    seconds: float
-    worst_request_id: RequestId
-    worst: Finding
-
-
-@dataclass(frozen=True, slots=True)
-class Explained:
-    """One request that ended age_s ago, and what it suffered from, if anything stood out."""
-
-    completion: Completion
-    age_s: float
-    findings: tuple[Finding, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Diagnosis:
-    """What lately ended requests suffered from, most seconds first, and all their phases."""
-
-    num_requests: int
-    troubles: tuple[Trouble, ...]
-    phases: tuple[PhaseSpread, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,11 +81,17 @@ _WAITS = {
         "a process was short of processor time, or the network between workers is slow",
     ),
 }
+# What further answers to a prompt wait for in the place of workers.
+_BESIDE = (
+    "it waited until the first answer to its prompt had read it",
+    "explain the first answer: this one began when the prompt's KV cache was at decode",
+)
 _AFTER_FIRST_TOKEN = ("exposed_transfer", "slot_wait", "decode", "delivery")
 
 
 def usual_of(completions: Sequence[Completion]) -> Usual:
     """What these requests took for each token, by the median."""
+    completions = [c for c in completions if _is_whole(c)]
     prefill = [c.phases.prefill_s / _num_prefilled(c) for c in completions if c.phases.prefill_s]
     decode = [
         c.phases.decode_s / (c.usage.num_output_tokens - 1)
@@ -169,7 +114,9 @@ def explain(completion: Completion, usual: Usual) -> list[Finding]:
         completion: how it ended.
         usual: what other requests of the cluster took.
     """
-    findings = [*_waits(completion), *_prefill(completion, usual), *_decode(completion, usual)]
+    findings = _waits(completion)
+    if _is_whole(completion):
+        findings += [*_prefill(completion, usual), *_decode(completion, usual)]
     return sorted(findings, key=lambda finding: (finding.usual_s or 0.0) - finding.seconds)
 
 
@@ -208,6 +155,8 @@ def _waits(completion: Completion) -> list[Finding]:
     taken = dict(phases.items()) | {"unaccounted": phases.unaccounted_s}
     findings = []
     for phase, (what, advice) in _WAITS.items():
+        if phase == "place" and is_further_answer(completion.request_id):
+            what, advice = _BESIDE
         if taken[phase] >= max(MIN_WAIT_S, MIN_SHARE * phases.total_s):
             detail = _DETAILS[phase](completion) if phase in _DETAILS else ""
             findings.append(
@@ -256,7 +205,10 @@ def _gap_finding(completion: Completion, usual_s: float) -> Finding:
     assert completion.decode is not None and completion.decode.longest_gap is not None
     gap = completion.decode.longest_gap
     evidence = f"token {gap.index} came {gap.gap_s:.2f} s after the one before it"
-    if gap.num_prompt_tokens:
+    if gap.prompts == (id_of_attempt(completion.request_id),):
+        evidence += f"; in that gap {gap.num_prompt_tokens} tokens of its own prompt were read"
+        advice = "its other answers began beside it, and each reads the prompt's last block"
+    elif gap.num_prompt_tokens:
         names = ", ".join(gap.prompts)
         evidence += f"; in that gap {gap.num_prompt_tokens} prompt tokens of {names} were read"
         advice = (
@@ -295,6 +247,11 @@ def _steady_finding(completion: Completion, usual: Usual, usual_s: float) -> Fin
     else:
         advice = f"the device of {completion.decode_worker} was slower than usual at the same work"
     return Finding("decode", Symptom.LATER_TOKENS, report.decode_s, usual_s, evidence, advice)
+
+
+def _is_whole(completion: Completion) -> bool:
+    """Whether prefill and decode, as they are told, made all of the answer."""
+    return completion.num_resumed_tokens == 0
 
 
 def _is_slow(taken_s: float, usual_s: float, completion: Completion) -> bool:

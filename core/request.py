@@ -54,6 +54,11 @@ def answer_id(request_id: RequestId, index: int) -> RequestId:
     return request_id if index == 0 else RequestId(f"{request_id}{ATTEMPT_MARK}n{index}")
 
 
+def is_further_answer(request_id: RequestId) -> bool:
+    """Whether an id of `answer_id` is of another answer than the first."""
+    return f"{ATTEMPT_MARK}n" in request_id
+
+
 def id_of_attempt(request_id: RequestId) -> RequestId:
     """The request that an id of `attempt_id` or `answer_id` belongs to."""
     return RequestId(request_id.partition(ATTEMPT_MARK)[0])
@@ -275,7 +280,7 @@ class Request:
     def cacheable_token_ids(self) -> tuple[int, ...]:
         """Prompt tokens that a worker which reads the prompt may take from its prefix cache.
 
-        None where log-probabilities of the prompt are wanted: they come with computing it.
+        Empty where log-probabilities of the prompt are wanted: they come with computing it.
         """
         return () if self.is_scored else self.prompt_token_ids
 

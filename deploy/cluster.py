@@ -21,10 +21,9 @@ from deploy.pool import slots_of
 from deploy.ports import reserved_address
 from deploy.scaler import Scaler
 from deploy.server import ServerConfig
-from deploy.supervisor import Slot, Supervisor, stop_together
+from deploy.supervisor import Slot, Supervisor, stop_timeout_s, stop_together
 from prefill_worker.config import PrefillWorkerConfig
 
-STOP_MARGIN_S = 10.0
 # Nothing goes through Ray's object store; this is the least that Ray takes.
 OBJECT_STORE_BYTES = 80 << 20
 
@@ -43,7 +42,7 @@ def ray_cluster(config: ClusterConfig, *, tell: Tell, replace_lost: bool = False
     Raises:
         ModelError, ConfigError, PeerLost: it cannot start; nothing is left running then.
     """
-    stop_timeout_s = config.router.drain_s + STOP_MARGIN_S
+    limit_s = stop_timeout_s(config)
     with ExitStack() as stack:
         may_end = threading.Event()
         stack.callback(may_end.set)
@@ -52,13 +51,13 @@ def ray_cluster(config: ClusterConfig, *, tell: Tell, replace_lost: bool = False
         _init_ray(_num_cpus(config))
         stack.callback(ray.shutdown)
         workers = _start_workers(plan, config)
-        stack.callback(stop_together, workers, stop_timeout_s)
+        stack.callback(stop_together, workers, limit_s)
         for number, slot in enumerate(workers):
             tell(f"starting workers: {number} of {len(workers)} up")
             slot.wait_until_up()
         named = plan.router_with([slot.address for slot in workers])
         (router,) = slots_of({"router": named}, num_cpus_each=0)
-        stack.callback(stop_together, [router], stop_timeout_s)
+        stack.callback(stop_together, [router], limit_s)
         router.wait_until_up()
         supervisor = Supervisor(workers)
         stack.callback(supervisor.close)  # before anything is stopped
@@ -66,8 +65,8 @@ def ray_cluster(config: ClusterConfig, *, tell: Tell, replace_lost: bool = False
             supervisor.watch(router.address, config.security)
         if config.scaling is not None:
 
-            def create(role: Role, index: int) -> Slot:
-                return _one_more(config, role, index, reserved_address(stack))
+            def create(role: Role, index: int, address: str | None) -> Slot:
+                return _one_more(config, role, index, address or reserved_address(stack))
 
             scaler = Scaler(config, workers, create, supervisor, may_end)
             stack.callback(scaler.close)

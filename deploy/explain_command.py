@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from core.completion import Completion
-from core.diagnosis import Finding
+from core.finding import Finding
 from deploy.connection import DEFAULT_ADDRESS, Address, connect
 from deploy.phase_bar import duration, phase_bar, phase_legend, summary
 

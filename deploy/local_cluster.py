@@ -24,10 +24,9 @@ from core.process import EXIT_REFUSED
 from core.worker import Role
 from deploy.ports import reserved_address
 from deploy.scaler import Scaler
-from deploy.supervisor import Slot, Supervisor, stop_together
+from deploy.supervisor import Slot, Supervisor, stop_timeout_s, stop_together
 
 START_TIMEOUT_S = 600.0
-STOP_MARGIN_S = 10.0
 
 Tell = Callable[[str], None]
 
@@ -141,7 +140,7 @@ def local_cluster(
         logs = log_directory or Path(stack.enter_context(_temporary_directory()))
         path = logs / "cluster.yaml"
         path.write_text(yaml.safe_dump(config.model_dump(mode="json")), encoding="utf-8")
-        launch = _Launcher(path, logs, stack, tell, config.router.drain_s + STOP_MARGIN_S)
+        launch = _Launcher(path, logs, stack, tell, stop_timeout_s(config))
         may_end = threading.Event()
         stack.callback(may_end.set)
         workers = launch.workers(config)
@@ -180,8 +179,8 @@ class _Launcher:
             slot.wait_until_up()
         return slots
 
-    def worker(self, role: Role, index: int) -> Slot:
-        words = [f"--replica={index}", f"--listen={reserved_address(self.stack)}"]
+    def worker(self, role: Role, index: int, address: str | None = None) -> Slot:
+        words = [f"--replica={index}", f"--listen={address or reserved_address(self.stack)}"]
         return self._slot(f"{role.value}-{index}", f"{role.value}_worker", words)
 
     def router(self, worker_addresses: Sequence[str]) -> Slot:

@@ -29,10 +29,11 @@ from deploy.autoscaler.facts import ClusterFacts, Life, Load, WorkerFacts
 from deploy.autoscaler.history import State
 from deploy.autoscaler.record import ChangeRole, Drain, GiveUp, Record, Start
 from deploy.own_client import own_client
-from deploy.supervisor import Slot, Supervisor
+from deploy.supervisor import Slot, Supervisor, stop_timeout_s
 from twophase.client import Client
 
-STOP_MARGIN_S = 10.0
+# Makes a worker of this role and number start, where another listened if an address is given.
+Create = Callable[[Role, int, str | None], Slot]
 
 _log = logging.getLogger("twophase.deploy")
 
@@ -59,7 +60,7 @@ class Scaler:
         self,
         config: ClusterConfig,
         slots: list[Slot],
-        create: Callable[[Role, int], Slot],
+        create: Create,
         supervisor: Supervisor,
         may_end: threading.Event,
         clock: Clock = MonotonicClock(),
@@ -67,13 +68,14 @@ class Scaler:
         assert config.scaling is not None
         self._scaling = config.scaling
         self._security = config.security
-        self._stop_s = config.router.drain_s + STOP_MARGIN_S
+        self._stop_s = stop_timeout_s(config)
         self._slots = slots
         self._create = create
         self._supervisor = supervisor
         self._may_end = may_end
         self._clock = clock
         self._state = State()
+        self._free_addresses: list[str] = []
         self._jobs: queue.Queue[Callable[[], None]] = queue.Queue()
         self._is_closed = threading.Event()
         self._acting = threading.Lock()
@@ -152,9 +154,13 @@ class Scaler:
     def _note(self, record: Record) -> None:
         if record.is_change:
             _log.info("%s", record.sentence)
-        if self._scaling.log is not None:
+        if self._scaling.log is None:
+            return
+        try:
             with self._scaling.log.open("a", encoding="utf-8") as log:
                 log.write(json.dumps(record.to_json()) + "\n")
+        except OSError as error:  # what is decided matters more than that it is written down
+            _log.warning("a decision is not in the log: %s", error)
 
     def _carry_out(self, record: Record, client: Client) -> None:
         for action in record.actions:
@@ -170,10 +176,11 @@ class Scaler:
                         self._drain(name, to, client)
                 case GiveUp(names):
                     for name in names:
-                        self._forget(name).slot.stop(0.0)
+                        self._give_up(name, client)
 
     def _start(self, role: Role, client: Client) -> None:
-        slot = self._create(role, self._num_made[role])
+        address = self._free_addresses.pop() if self._free_addresses else None
+        slot = self._create(role, self._num_made[role], address)
         self._num_made[role] += 1
         member = self._members[WorkerName(slot.name)] = _Member(slot, role, self._clock.now_s())
         self._slots.append(slot)
@@ -205,17 +212,27 @@ class Scaler:
                 pass  # the router never met it, or lost it
             except TwophaseError as error:
                 _log.warning("the router was not told that %s leaves: %s", name, error)
-            member.slot.stop(self._stop_s)
             try:
-                client.admin.remove_worker(member.slot.address)
-            except TwophaseError as error:
-                _log.warning("the router still looks for %s: %s", name, error)
-            self._jobs.put(lambda: self._left(name, client))
+                member.slot.stop(self._stop_s)
+                _tell_that_it_left(client, member.slot)
+            finally:
+                self._jobs.put(lambda: self._left(name, client))
 
         threading.Thread(target=leave, name=f"drain-{name}", daemon=True).start()
 
+    def _give_up(self, name: WorkerName, client: Client) -> None:
+        slot = self._forget(name).slot
+
+        def end() -> None:
+            slot.stop(0.0)
+            if slot.address:  # it served once, and the router would look for it for ever
+                _tell_that_it_left(client, slot)
+
+        threading.Thread(target=end, name=f"give-up-{name}", daemon=True).start()
+
     def _left(self, name: WorkerName, client: Client) -> None:
         member = self._forget(name)
+        self._free_addresses.append(member.slot.address)
         if member.becomes is not None and not self._is_closed.is_set():
             self._start(member.becomes, client)
 
@@ -224,6 +241,13 @@ class Scaler:
         self._slots.remove(member.slot)
         self._supervisor.remove(member.slot)
         return member
+
+
+def _tell_that_it_left(client: Client, slot: Slot) -> None:
+    try:
+        client.admin.remove_worker(slot.address)
+    except TwophaseError as error:
+        _log.warning("the router still looks for %s: %s", slot.name, error)
 
 
 def _role_of(name: str) -> Role:

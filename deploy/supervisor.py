@@ -20,6 +20,7 @@ from typing import Protocol
 
 from core.backoff import Backoff
 from core.clock import Clock
+from core.config import ClusterConfig
 from core.errors import TwophaseError
 from core.security import SecurityConfig
 from deploy.own_client import own_client
@@ -31,8 +32,14 @@ STEADY_S = 30.0
 LOOK_S = 1.0
 # The router tries to reach a silent worker several times meanwhile.
 PATIENCE_S = 5.0
+STOP_MARGIN_S = 10.0
 
 _log = logging.getLogger("twophase.deploy")
+
+
+def stop_timeout_s(config: ClusterConfig) -> float:
+    """After how long a server that was told to stop is killed: it drains for a while by itself."""
+    return config.router.drain_s + STOP_MARGIN_S
 
 
 class Replica(Protocol):

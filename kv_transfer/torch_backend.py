@@ -23,7 +23,8 @@ all at once, such as a prompt that prefill has cached, is large.
 import socket
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -154,27 +155,23 @@ class TorchReceiver:
 
     def accept(self, timeout_s: float) -> None:
         """Build rank 0 of the pair, which needs the sender to build rank 1."""
-        with self._taking:
+        with self._turn():
             self._group = build_pair(self._spec, DECODE, timeout_s)
             for buffer in self._spec.allocate_slots(self._spec.num_slots, HOST_MEMORY):
                 self._post(buffer)
             if self._is_closed:
-                self._drop()
                 raise PeerLost(self._spec.prefix, "the link was closed meanwhile")
 
     def take(self, span: Span, target_block_ids: Sequence[int] | None) -> int:
         """Wait for the next piece and put it into the target blocks, or throw it away."""
         num_bytes = span.num_layers * 2 * span.num_blocks * self._pages.page_bytes
-        with self._taking:
+        with self._turn():
             if self._is_closed:
                 raise PeerLost(self._spec.prefix, "the link is closed")
             try:
                 return self._take(num_bytes, span, target_block_ids)
             except RuntimeError as error:
                 raise PeerLost(self._spec.prefix, "the group failed") from error
-            finally:
-                if self._is_closed:
-                    self._drop()
 
     def is_writer_gone(self) -> bool:
         """True once closed and not inside `take`."""
@@ -183,9 +180,23 @@ class TorchReceiver:
     def close(self) -> None:
         """Drop the group; a `take` that is waiting keeps it until it returns."""
         self._is_closed = True
-        if self._taking.acquire(blocking=False):
-            self._drop()
-            self._taking.release()
+        self._drop_if_closed()
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        try:
+            with self._taking:
+                yield
+        finally:
+            self._drop_if_closed()
+
+    def _drop_if_closed(self) -> None:
+        """Whoever comes last, `close` or the call that it came upon, drops the group."""
+        if self._is_closed and self._taking.acquire(blocking=False):
+            try:
+                self._drop()
+            finally:
+                self._taking.release()
 
     def _take(self, num_bytes: int, span: Span, target_block_ids: Sequence[int] | None) -> int:
         if num_bytes > self._spec.slot_bytes:

@@ -126,8 +126,14 @@ class Answer:
 
     @property
     def num_delivered_tokens(self) -> int:
-        """Tokens that `take_undelivered` has returned, less what `stop` dropped."""
+        """Tokens that the client has, less what `stop` dropped; a resumption's are among them."""
         return len(self.log) - len(self._undelivered)
+
+    @property
+    def num_sent_tokens(self) -> int:
+        """Those that this router sent."""
+        resumption = self.request.resumption
+        return self.num_delivered_tokens - (len(resumption.token_ids) if resumption else 0)
 
     def attempt(self, placement: Placement, now_s: float) -> Request:
         """Workers were chosen; the request that they are to serve."""
@@ -142,6 +148,7 @@ class Answer:
         self.placement, self._placed_s = placement, now_s
         self._reservation = self._prefill = self._transfer = self._done = None
         self._is_prefill_lost = False
+        self._reserve_s = 0.0
         return self.request.resumed(self.log, self.num_attempts)
 
     def take(self, event: Event, arrived_s: float) -> Failure | None:
@@ -259,7 +266,8 @@ class Answer:
             placement=self.placement.why if self.placement is not None else "",
             seed=self.request.sampling.seed,
             failures=failures,
-            decode=_as_users_know_it(self._done.report) if self._done is not None else None,
+            decode=self._decode_report(),
+            num_resumed_tokens=self._num_resumed_tokens,
         )
 
     def _take_decoded(self, event: NewToken, arrived_s: float) -> None:
@@ -324,10 +332,12 @@ class Answer:
         exposed_s = self._transfer.exposed_s if self._transfer is not None else 0.0
         return max(self._token_arrived_s - self._first_arrived_s - exposed_s, 0.0)
 
-
-def _as_users_know_it(report: DecodeReport) -> DecodeReport:
-    """The report with other requests named as their users named them, not by their attempts."""
-    if report.longest_gap is None:
-        return report
-    prompts = tuple(map(id_of_attempt, report.longest_gap.prompts))
-    return replace(report, longest_gap=replace(report.longest_gap, prompts=prompts))
+    def _decode_report(self) -> DecodeReport | None:
+        """As decode told, in the words of users: places in the whole answer, and their own ids."""
+        report = self._done.report if self._done is not None else None
+        if report is None or report.longest_gap is None:
+            return report
+        gap = report.longest_gap
+        index = gap.index + self._num_resumed_tokens
+        prompts = tuple(dict.fromkeys(map(id_of_attempt, gap.prompts)))
+        return replace(report, longest_gap=replace(gap, index=index, prompts=prompts))

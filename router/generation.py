@@ -110,6 +110,7 @@ class Generation:
         self._measured = door.measured
         self._config = config
         self._clock = clock
+        self._limits: Limits | None = None
         self._max_n = min(config.router.max_n, config.router.max_active_requests)
         self._log = logging.getLogger("twophase.router")
 
@@ -134,6 +135,10 @@ class Generation:
                 make = self._making(incoming, request, running, prompt_read)
                 try:
                     completions = await make_answers(num_answers, make, deliver, prompt_read)
+                except asyncio.CancelledError:
+                    if (known := running.known(self._clock.now_s())) is not None:
+                        self._history.add(known)
+                    raise
                 finally:
                     self._measured.left(running.answers)
         except BaseException as error:
@@ -164,20 +169,25 @@ class Generation:
     def limits(self) -> Limits:
         """What the connected workers can serve: the largest of each pool count.
 
+        Where none decodes now, what those before could: a request waits in line for the next one.
+
         Raises:
-            PeerLost: no decode worker is connected.
+            PeerLost: no decode worker was ever connected.
         """
         decode = [member.info for member in self._fleet.members(Role.DECODE)]
         if not decode:
-            raise PeerLost("cluster", "no decode worker is connected")
+            if self._limits is None:
+                raise PeerLost("cluster", "no decode worker is connected")
+            return self._limits
         prefill = [member.info for member in self._fleet.members(Role.PREFILL)]
         is_split = self._config.mode is Mode.DISAGGREGATED
-        return Limits(
+        self._limits = Limits(
             model=self._config.model,
             vocab_size=min(info.vocab_size for info in decode + prefill),
             max_context_tokens=max(map(max_tokens_of, decode)),
             max_prompt_tokens=max(map(max_tokens_of, prefill), default=None) if is_split else None,
         )
+        return self._limits
 
     async def _checked(self, incoming: Incoming) -> Request:
         limits = self.limits()
@@ -260,7 +270,8 @@ class Generation:
             return len(chunks) if text.is_stopped else None
 
         completion = await self._dispatcher.run(answer, deliver=deliver_tokens)
-        await deliver(Delivery(request, (Chunk(text.finish(), (), completion, index=index),)))
+        told = completion if caller.get() is None else _without_others(completion)
+        await deliver(Delivery(request, (Chunk(text.finish(), (), told, index=index),)))
         return completion
 
     def _log_completion(self, name: RequestId, completion: Completion) -> None:
@@ -286,6 +297,14 @@ def _read_again(text: AnswerText, token_ids: tuple[int, ...]) -> None:
             limit = "the answer ends before it, with a stop string"
             raise InvalidRequest(f"resumption.token_ids[{index}]", token_id, limit)
         text.push(token_id)
+
+
+def _without_others(completion: Completion) -> Completion:
+    """The record without the ids of requests that may be of another API key."""
+    if completion.decode is None or completion.decode.longest_gap is None:
+        return completion
+    gap = replace(completion.decode.longest_gap, prompts=())
+    return replace(completion, decode=replace(completion.decode, longest_gap=gap))
 
 
 def _sender(said: Sender) -> Sender:

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from core.clock import Clock
 from core.completion import Completion
-from core.diagnosis import Finding, explain, usual_of
+from core.diagnosis import explain, usual_of
+from core.finding import Finding
 from core.request import FinishReason, RequestId
 
 

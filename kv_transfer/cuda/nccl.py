@@ -10,7 +10,8 @@ more), at decode one, and what NCCL takes for its channels (docs/gpu.md).
 
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -51,7 +52,7 @@ class NcclReceiver:
 
     def accept(self, timeout_s: float) -> None:
         """Build rank 0 of the pair, which needs the sender to build rank 1."""
-        with self._taking:
+        with self._turn():
             with self._lane.working():
                 self._slot = self._spec.allocate_slots(1, self._device)[0]
             try:
@@ -62,13 +63,12 @@ class NcclReceiver:
                 forget_keys(self._store, self._spec.prefix)
                 raise
             if self._is_closed:
-                self._drop()
                 raise PeerLost(self._spec.prefix, "the link was closed meanwhile")
 
     def take(self, span: Span, target_block_ids: Sequence[int] | None) -> int:
         """Receive the next piece and put it into the target blocks, or throw it away."""
         num_bytes = span.num_layers * 2 * span.num_blocks * self._pages.page_bytes
-        with self._taking:
+        with self._turn():
             if self._is_closed or self._pair is None:
                 raise PeerLost(self._spec.prefix, "the link is closed")
             try:
@@ -80,9 +80,6 @@ class NcclReceiver:
                     return self._pages.scatter(span, target_block_ids, staging)
             except (RuntimeError, TimeoutError) as error:
                 raise PeerLost(self._spec.prefix, f"the group failed: {error}") from error
-            finally:
-                if self._is_closed:
-                    self._drop()
 
     def is_writer_gone(self) -> bool:
         """True once closed and not inside `take`."""
@@ -91,9 +88,23 @@ class NcclReceiver:
     def close(self) -> None:
         """Abort the group; a `take` that is waiting keeps it until it returns."""
         self._is_closed = True
-        if self._taking.acquire(blocking=False):
-            self._drop()
-            self._taking.release()
+        self._drop_if_closed()
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        try:
+            with self._taking:
+                yield
+        finally:
+            self._drop_if_closed()
+
+    def _drop_if_closed(self) -> None:
+        """Whoever comes last, `close` or the call that it came upon, drops the group."""
+        if self._is_closed and self._taking.acquire(blocking=False):
+            try:
+                self._drop()
+            finally:
+                self._taking.release()
 
     def _drop(self) -> None:
         if self._pair is not None:

@@ -1,6 +1,6 @@
 """What was measured of one answer, and what is concluded from it: to messages, and back."""
 
-from core.diagnosis import Diagnosis, Finding, PhaseSpread, Symptom, Trouble
+from core.finding import Diagnosis, Finding, PhaseSpread, Symptom, Trouble
 from core.request import RequestId
 from core.timeline import DecodeReport, Gap
 from twophase.v1 import admin_pb2

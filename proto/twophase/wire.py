@@ -192,6 +192,7 @@ def completion_to_wire(completion: Completion) -> pb.Completion:
         seed=completion.seed,
         failures=completion.failures,
         decode=None if completion.decode is None else decode_report_to_wire(completion.decode),
+        num_resumed_tokens=completion.num_resumed_tokens,
     )
 
 
@@ -225,6 +226,7 @@ def completion_from_wire(message: pb.Completion) -> Completion:
         seed=message.seed,
         failures=tuple(message.failures),
         decode=decode_report_from_wire(message.decode) if message.HasField("decode") else None,
+        num_resumed_tokens=message.num_resumed_tokens,
     )
 
 

@@ -215,17 +215,19 @@ class Placing:
         return True
 
     def _place(self, waiting: _Waiting, loads: Loads) -> Placement | Rejected:
+        at_holder = None
         if waiting.answer.index > 0:
             at_holder = beside(waiting.answer.prompt_holder, waiting.need, loads.decode)
-            if at_holder is not None:
+            if isinstance(at_holder, Placement):
                 return at_holder
-        return place(
+        elsewhere = place(
             self._rules(waiting.recovery),
             waiting.need,
             loads.prefill,
             loads.decode,
             exposed_transfer_s=self.knowledge.rates.exposed_transfer_s(),
         )
+        return at_holder if at_holder and isinstance(elsewhere, Rejected) else elsewhere
 
     def _error(self, waiting: _Waiting, rejected: Rejected) -> TwophaseError | None:
         """What a rejection means for the request; None lets it wait."""

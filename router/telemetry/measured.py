@@ -29,7 +29,8 @@ class Measured:
         self._request = made.histogram(telemetry.REQUEST_DURATION)
         waits, phases = made.histogram(telemetry.QUEUE_WAIT), made.histogram(telemetry.PHASE)
         # Looked up once: an answer's end costs as much as some tens of its tokens otherwise.
-        self._waits = [waits.labels(phase) for phase in ("router", "prefill", "decode")]
+        self._router_wait = waits.labels("router")
+        self._waits = [waits.labels(phase) for phase in ("prefill", "decode")]
         self._phases = [phases.labels(name) for name, _ in Phases().items()]
         self._unaccounted = phases.labels("unaccounted")
         self._prefill = made.histogram(telemetry.PREFILL)
@@ -44,6 +45,8 @@ class Measured:
     def finished(self, completions: Sequence[Completion]) -> None:
         """A request ended well; its answers by index."""
         self._requests.labels(completions[0].finish_reason).inc()
+        # The others wait for the first one's prompt, not for workers.
+        self._router_wait.observe(completions[0].phases.place_s)
         for completion in completions:
             self._completed(completion)
 
@@ -58,14 +61,14 @@ class Measured:
 
     def left(self, answers: Sequence[Answer]) -> None:
         """A request is over, however it ended: what was read for it, and what was sent."""
-        if answers:
+        if answers and answers[0].num_attempts > 0:
             self._prompt_tokens.inc(answers[0].request.num_prompt_tokens)
-            self._output_tokens.inc(sum(answer.num_delivered_tokens for answer in answers))
+        self._output_tokens.inc(sum(answer.num_sent_tokens for answer in answers))
 
     def _completed(self, completion: Completion) -> None:
         phases, transfer = completion.phases, completion.transfer
         self._request.observe(phases.total_s)
-        waits = (phases.place_s, phases.queue_s, phases.slot_wait_s)
+        waits = (phases.queue_s, phases.slot_wait_s)
         for wait, seconds in zip(self._waits, waits, strict=True):
             wait.observe(seconds)
         for phase, (_, seconds) in zip(self._phases, phases.items(), strict=True):

@@ -5,7 +5,7 @@ Reached as `Client.admin` and `AsyncClient.admin`; uses their connection.
 
 from typing import Any
 
-from core.diagnosis import Diagnosis, Explained
+from core.finding import Diagnosis, Explained
 from core.listing import ListedRequest, ListedWorker
 from core.request import WorkerName
 from twophase.client.calls import call, call_async

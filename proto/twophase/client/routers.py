@@ -12,7 +12,7 @@ import time
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import grpc
@@ -123,6 +123,7 @@ class Asking:
         self._num_missing = max(message.sampling.n, 1)
         self._until_s = None if timeout_s is None else time.monotonic() + timeout_s
         self._token_ids: list[int] = []
+        self._num_told = self._num_told_again = 0
 
     @property
     def router(self) -> Router:
@@ -136,13 +137,21 @@ class Asking:
 
     def take(self, response: pb.GenerateResponse) -> Chunk:
         """What the caller is given next."""
-        self._tries.answered()
+        if response.token_ids:
+            self._tries.answered()
         self._token_ids += response.token_ids
         self._num_missing -= response.HasField("completion")
         self.is_over = self._num_missing == 0
         if response.HasField("seed"):
             self.message.sampling.seed = response.seed
-        return chunk_from_wire(response)
+        return self._without_what_was_told(chunk_from_wire(response))
+
+    def _without_what_was_told(self, chunk: Chunk) -> Chunk:
+        """The prompt's log-probabilities are told anew by a router that begins with it."""
+        num_again = min(self._num_told_again, len(chunk.prompt_logprobs))
+        self._num_told_again -= num_again
+        self._num_told += len(chunk.prompt_logprobs) - num_again
+        return replace(chunk, prompt_logprobs=chunk.prompt_logprobs[num_again:])
 
     def lost(self, error: TwophaseError) -> None:
         """The router failed; raises `error` if no other could make it good."""
@@ -153,3 +162,5 @@ class Asking:
             raise error  # who has which tokens of which answer cannot be said in one request
         self.message.resumption.SetInParent()
         self.message.resumption.token_ids[:] = self._token_ids
+        # With the first token all of them were told, and no router tells them any more.
+        self._num_told_again = 0 if self._token_ids else self._num_told

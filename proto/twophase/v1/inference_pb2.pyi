@@ -228,7 +228,7 @@ class DetokenizeResponse(_message.Message):
     def __init__(self, text: _Optional[str] = ...) -> None: ...
 
 class Completion(_message.Message):
-    __slots__ = ("request_id", "finish_reason", "usage", "phases", "transfer", "prefill_worker", "decode_worker", "placement", "seed", "failures", "decode")
+    __slots__ = ("request_id", "finish_reason", "usage", "phases", "transfer", "prefill_worker", "decode_worker", "placement", "seed", "failures", "decode", "num_resumed_tokens")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     USAGE_FIELD_NUMBER: _ClassVar[int]
@@ -240,6 +240,7 @@ class Completion(_message.Message):
     SEED_FIELD_NUMBER: _ClassVar[int]
     FAILURES_FIELD_NUMBER: _ClassVar[int]
     DECODE_FIELD_NUMBER: _ClassVar[int]
+    NUM_RESUMED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     finish_reason: FinishReason
     usage: Usage
@@ -251,7 +252,8 @@ class Completion(_message.Message):
     seed: int
     failures: _containers.RepeatedScalarFieldContainer[str]
     decode: DecodeReport
-    def __init__(self, request_id: _Optional[str] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., phases: _Optional[_Union[Phases, _Mapping]] = ..., transfer: _Optional[_Union[Transfer, _Mapping]] = ..., prefill_worker: _Optional[str] = ..., decode_worker: _Optional[str] = ..., placement: _Optional[str] = ..., seed: _Optional[int] = ..., failures: _Optional[_Iterable[str]] = ..., decode: _Optional[_Union[DecodeReport, _Mapping]] = ...) -> None: ...
+    num_resumed_tokens: int
+    def __init__(self, request_id: _Optional[str] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., phases: _Optional[_Union[Phases, _Mapping]] = ..., transfer: _Optional[_Union[Transfer, _Mapping]] = ..., prefill_worker: _Optional[str] = ..., decode_worker: _Optional[str] = ..., placement: _Optional[str] = ..., seed: _Optional[int] = ..., failures: _Optional[_Iterable[str]] = ..., decode: _Optional[_Union[DecodeReport, _Mapping]] = ..., num_resumed_tokens: _Optional[int] = ...) -> None: ...
 
 class DecodeReport(_message.Message):
     __slots__ = ("slot_wait_s", "decode_s", "step_s", "mean_num_sequences", "mean_num_history_tokens", "prompt_gap_s", "longest_gap")

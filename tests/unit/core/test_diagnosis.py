@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from core.completion import Completion
-from core.diagnosis import Symptom, Usual, explain, spreads, troubles, usual_of
+from core.diagnosis import Usual, explain, spreads, troubles, usual_of
+from core.finding import Symptom
 from core.request import FinishReason, RequestId, Usage, WorkerName
 from core.timeline import DecodeReport, Gap, Phases, TransferReport
 
@@ -132,6 +133,23 @@ def test_slow_tokens_without_one_long_gap_are_told_apart_by_what_the_steps_held(
     assert finding.phase == "decode"
     assert finding.usual_s == pytest.approx(1.2)
     assert advice in finding.advice
+
+
+def test_of_an_answer_that_went_on_elsewhere_only_its_waits_are_judged():
+    resumed = replace(delayed("decode"), num_resumed_tokens=30)
+    assert explain(resumed, USUAL) == []
+    assert [f.phase for f in explain(replace(delayed("queue"), num_resumed_tokens=3), USUAL)] == [
+        "queue"
+    ]
+    assert usual_of([replace(HEALTHY, num_resumed_tokens=3)] * 9) == Usual()
+
+
+def test_a_further_answer_waits_for_the_first_and_not_for_workers():
+    further = replace(delayed("place"), request_id=RequestId("healthy~n1"))
+    (finding,) = explain(further, USUAL)
+    assert "until the first answer" in finding.evidence
+    beside = with_gap(num_prompt_tokens=9, prompts=("healthy",), step_s=1.0)
+    assert "9 tokens of its own prompt" in explain(beside, USUAL)[0].evidence
 
 
 def test_the_worst_comes_first():

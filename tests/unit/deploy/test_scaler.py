@@ -122,7 +122,7 @@ class World:
         replica = self.replicas[name] = FakeReplica(name)
         return Slot(name, lambda: replica, self.clock)
 
-    def create(self, role, index):
+    def create(self, role, index, address):
         return self.slot(f"{role.value}-{index}")
 
     def come_up(self, name):

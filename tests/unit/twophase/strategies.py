@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from core import errors, link
 from core.completion import ChatMessage, Chunk, Completion
-from core.diagnosis import Finding, PhaseSpread, Symptom, Trouble
 from core.errors import TransferFailure
+from core.finding import Finding, PhaseSpread, Symptom, Trouble
 from core.layout import Dtype, KVLayout
 from core.listing import ListedRequest, ListedWorker, WorkerState
 from core.request import (
@@ -226,6 +226,7 @@ completions = fields(
     seed=wides,
     failures=st.lists(texts, max_size=3).map(tuple),
     decode=st.none() | decode_reports,
+    num_resumed_tokens=counts,
 )
 chunks = fields(
     Chunk,
