@@ -79,6 +79,8 @@ async def serve(
         async def announce(is_ready: bool) -> None:
             status = health_pb2.HealthCheckResponse.ServingStatus
             await health_service.set(INFERENCE, status.SERVING if is_ready else status.NOT_SERVING)
+            if is_ready:
+                generation.limits()  # remembered for when no worker is there
 
         await announce(False)
         readiness = Readiness(
@@ -96,11 +98,9 @@ async def serve(
         codec = Codec(tokenizer, generation.limits)
         inference = InferenceService(generation, codec, door.running, config=config, clock=clock)
         gauges = Gauges(fleet, dispatcher, door, clock)
-
-        def metrics() -> bytes:
-            return door.measured.telemetry.exposition(gauges.samples())
-
-        http_app = HttpApp(generation, readiness, config.model, http_defaults, clock, metrics)
+        http_app = HttpApp(
+            generation, readiness, config.model, http_defaults, clock, gauges.exposition
+        )
         http = HttpServer(
             KeyCheck(http_app.asgi(), keys.require_user),
             host=config.router.host,

@@ -26,6 +26,10 @@ class Gauges:
     door: FrontDoor
     clock: Clock
 
+    def exposition(self) -> bytes:
+        """What was measured and what is now, as Prometheus reads it."""
+        return self.door.measured.telemetry.exposition(self.samples())
+
     def samples(self) -> Iterator[Sample]:
         """All of them, now."""
         num_waiting = self.dispatcher.num_waiting

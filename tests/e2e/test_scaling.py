@@ -78,3 +78,24 @@ def test_decode_grows_while_requests_wait_for_slots_and_shrinks_after(
     explained = CliRunner().invoke(app, ["scaling", "explain", str(log), number]).output
     assert "oldest_wait_s" in explained
     asyncio.run(assert_nothing_left(cluster.address))
+
+
+def test_pools_that_went_to_zero_are_woken_by_the_next_request(
+    tiny_model_directory: Path, start_cluster: StartCluster
+) -> None:
+    async def sleep_and_wake(address: str) -> None:
+        async with AsyncClient(address) as client, asyncio.timeout(LATE_S):
+            while await client.admin.workers():
+                await asyncio.sleep(LOOK_S)
+            answer = await client.generate_once((1, 2, 3), Sampling(max_tokens=3, ignore_eos=True))
+            assert len(answer.token_ids) == 3
+
+    cluster = start_cluster(
+        tiny_model_directory,
+        *("prefill.kv_cache=4MiB", "decode.kv_cache=4MiB", "router.max_wait_s=60"),
+        "scaling.prefill={min_replicas: 0, max_replicas: 1}",
+        "scaling.decode={min_replicas: 0, max_replicas: 1}",
+        *("scaling.interval_s=0.5", "scaling.grow_after_s=0.5", "scaling.shrink_after_s=2"),
+        *("scaling.idle_s=1", "scaling.cooldown_s=0"),
+    )
+    asyncio.run(sleep_and_wake(cluster.address))
