@@ -270,7 +270,7 @@ class Generation:
             return len(chunks) if text.is_stopped else None
 
         completion = await self._dispatcher.run(answer, deliver=deliver_tokens)
-        told = completion if caller.get() is None else _without_others(completion)
+        told = _without_others(completion) if caller.get() else completion
         await deliver(Delivery(request, (Chunk(text.finish(), (), told, index=index),)))
         return completion
 

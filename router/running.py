@@ -24,10 +24,10 @@ from router.keys import caller
 class RunningRequest:
     """One request inside; `answers` is filled as they are dispatched.
 
-    caller is the API key that it came with; None where none is asked for.
+    caller is the API key that it came with; empty where none is asked for.
     """
 
-    def __init__(self, request_id: RequestId, received_s: float, caller: str | None) -> None:
+    def __init__(self, request_id: RequestId, received_s: float, caller: str) -> None:
         self.request_id = request_id
         self.received_s = received_s
         self.caller = caller

@@ -92,8 +92,7 @@ async def serve(
             clock=clock,
         )
         running = RunningRequests(config.router.max_active_requests, clock)
-        history = History(config.router.history, clock)
-        door = FrontDoor(readiness, counters, running, history)
+        door = FrontDoor(readiness, counters, running, History(config.router.history, clock))
         generation = Generation(fleet, dispatcher, tokenizer, door, config=config, clock=clock)
         codec = Codec(tokenizer, generation.limits)
         inference = InferenceService(generation, codec, door.running, config=config, clock=clock)
