@@ -184,7 +184,7 @@ async def test_a_wait_for_the_next_step_is_told_from_a_step_that_took_long(run):
         assert await phases_named(cluster, waited) == ["slot_wait"]
         assert await phases_named(cluster, interrupted) == ["decode"]
         gap = interrupted.decode.longest_gap
-        assert gap.gap_s >= DELAY_S > gap.step_s
+        assert gap.gap_s > DELAY_S / 2 > gap.step_s
         await cluster.nothing_is_left()
 
 
