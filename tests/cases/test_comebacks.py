@@ -69,7 +69,8 @@ async def test_of_three_prefill_workers_one_that_always_fails_is_soon_left_alone
         num_before = broken.num_steps
         for first in range(12, 112, 4):
             await asyncio.gather(*(ask(first + i) for i in range(4)))
-        assert broken.num_steps - num_before <= 5  # of a hundred
+        # Left alone it would have a third of the hundred; its trials come rarer and rarer.
+        assert broken.num_steps - num_before <= 20
         await cluster.nothing_is_left()
 
 
