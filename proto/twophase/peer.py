@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 import grpc
 
 from core.clock import Clock
-from core.errors import PeerLost, TwophaseError, Unauthenticated
+from core.errors import Cancelled, PeerLost, TwophaseError, Unauthenticated
 from core.link import LinkDown, LinkUp
 from core.request import Request
 from core.worker import (
@@ -85,8 +85,8 @@ def _core_errors(peer: str) -> Any:  # Any: a context manager that yields nothin
 
 def _failure_of(error: grpc.RpcError, peer: str) -> TwophaseError:
     failure = from_rpc_error(error, peer)
-    if isinstance(failure, Unauthenticated):
-        # Not what the caller of the router did wrong, but whoever configured the two.
+    # The caller of the router did neither: whoever configured the two did, or the server ended.
+    if isinstance(failure, Unauthenticated | Cancelled):
         return PeerLost(peer, str(failure))
     return failure
 
