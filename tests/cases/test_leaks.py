@@ -151,7 +151,7 @@ async def test_six_hundred_ordinary_requests_leave_no_record_and_no_complaint(
             await asyncio.gather(*(one(number) for number in range(300)))
             await cluster.nothing_is_left()
             kept.append(num_objects())
-        assert kept[1] - kept[0] < 150
+        assert kept[1] - kept[0] < 300  # a record that stays is one for each of three hundred
         complaints = [record for record in caplog.records if record.levelname != "INFO"]
         assert complaints == []
 
