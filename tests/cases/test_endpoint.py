@@ -186,7 +186,7 @@ async def test_a_huge_text_starves_neither_health_nor_streams(run, reference):
             await health.Check(health_pb2.HealthCheckRequest(), timeout=5)
             slowest_s = max(slowest_s, time.monotonic() - asked_s)
             await asyncio.sleep(0.02)
-        assert slowest_s < 0.5
+        assert slowest_s < 1.5
         assert all(isinstance(task.result().error, InvalidRequest) for task in huge)
         for n, task in enumerate(streams):
             assert task.result().token_ids == reference(prompt_of(9, n), 150)

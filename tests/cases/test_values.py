@@ -33,7 +33,7 @@ async def refused(client, prompt, **sampling):
     started_s = time.monotonic()
     with pytest.raises(InvalidRequest) as refusal:
         await client.generate_once(prompt, Sampling(**sampling))
-    assert time.monotonic() - started_s < 1.0
+    assert time.monotonic() - started_s < 5.0
     return refusal.value
 
 

@@ -234,7 +234,7 @@ def test_a_sender_can_close_at_once_when_the_receiver_was_killed(kind, shared_pe
     own_peer.kill()
     started_s = time.monotonic()
     shared_peer.close()
-    assert time.monotonic() - started_s < 1.0
+    assert time.monotonic() - started_s < 5.0
 
 
 def test_a_silent_sender_is_an_error_when_the_time_is_over(own_peer):
@@ -376,7 +376,7 @@ def test_a_waiting_accept_ends_when_the_link_is_closed(kind):
     started_s = time.monotonic()
     with pytest.raises(PeerLost):
         receiver.accept(SOON_S)
-    assert time.monotonic() - started_s < 1.0
+    assert time.monotonic() - started_s < 5.0
     closer.join()
     backend.close()
 
