@@ -61,14 +61,18 @@ async def test_the_deadline_of_a_request_is_that_of_all_its_waits(run, reference
     pools = ("prefill.replicas=2", "decode.replicas=2", "transfer.piece=4096")
     async with run("shm", *pools) as cluster:
         # 1 one of four handoffs stands still; only its own request is late, and it ends in time
-        cluster.faults.order(Fault(Step.SEND, FaultKind.SLEEP, nth=3, seconds=0.8))
-        started_s = time.monotonic()
-        answers = await asyncio.gather(
-            *(cluster.ask(prompt_of(40, i), max_tokens=2, timeout_s=0.5) for i in range(4))
-        )
-        assert time.monotonic() - started_s < 5.0
+        answers = []
+        while not any(answer.error for answer in answers):
+            assert len(answers) < 20  # a probe of readiness may have met the fault
+            cluster.faults.order(Fault(Step.SEND, FaultKind.SLEEP, nth=3, seconds=0.8))
+            started_s = time.monotonic()
+            numbers = range(len(answers), len(answers) + 4)
+            answers += await asyncio.gather(
+                *(cluster.ask(prompt_of(40, i), max_tokens=2, timeout_s=0.5) for i in numbers)
+            )
+            assert time.monotonic() - started_s < 5.0
         late = [answer for answer in answers if answer.error]
-        assert late and all(isinstance(answer.error, DeadlineExceeded) for answer in late)
+        assert all(isinstance(answer.error, DeadlineExceeded) for answer in late)
         for number, answer in enumerate(answers):
             right = reference(prompt_of(40, number), 2)
             assert answer.token_ids == right[: len(answer.token_ids)]

@@ -4,6 +4,7 @@ import pytest
 
 from core.clock import ManualClock
 from core.worker import Role
+from router.keys import caller
 from router.members import fleet as fleet_module
 from router.members.fleet import Fleet
 from tests.unit.router.doubles import WEDGED_AFTER_S, WORKER_TIMEOUT_S, FakeCluster, until
@@ -41,3 +42,10 @@ def join(fleet, cluster):
         return worker
 
     return join
+
+
+@pytest.fixture(autouse=True)
+def nobody_is_left_as_the_caller():
+    """A key that a test showed is not shown by those after it."""
+    yield
+    caller.set("")
