@@ -116,7 +116,9 @@ async def test_one_id_leads_through_the_logs_of_all_three(run, caplog):
         await cluster.ask(prompt_of(20, 2), max_tokens=3, request_id="broken")
         cluster.faults.order()
         await cluster.nothing_is_left()
-    for name in ("whole", "broken"):
-        mentions = {r.name for r in caplog.records if f"request {name}" in r.getMessage()}
-        roles = {"twophase.router", "twophase.prefill_worker", "twophase.decode_worker"}
-        assert mentions == roles
+    said = [(record.name, record.getMessage()) for record in caplog.records]
+    whole = {who for who, what in said if "request whole" in what}
+    assert whole == {"twophase.router", "twophase.prefill_worker", "twophase.decode_worker"}
+    # prefill says nothing of a call that the router took back before it heard of the failure
+    broken = {who for who, what in said if "request broken" in what}
+    assert broken >= {"twophase.router", "twophase.decode_worker"}
