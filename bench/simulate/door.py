@@ -16,7 +16,6 @@ from core.worker import DecodeDone, FirstToken, NewToken, WorkerInfo
 from router.placing.admission import refuse_if_late
 from router.placing.fairness import FairQueue, Ticket
 from router.placing.knowledge import Knowledge, Loads
-from router.placing.line import MAX_MISFITS, MAX_PASSED_S
 from router.placing.placement import DecodeLoad, Placement, PrefillLoad, Reason, Rules, place
 from router.policy import DispatchPolicy
 
@@ -124,14 +123,7 @@ class Door:
             self._pump()
 
     def _pump(self) -> None:
-        num_misfits, now_s = 0, self._agenda.now_s
-        for ticket in self._line:
-            if not self._try(self._waiting[ticket]):
-                num_misfits += 1
-                if ticket.tried_s is None:
-                    ticket.tried_s = now_s
-                if num_misfits == MAX_MISFITS or now_s - ticket.tried_s > MAX_PASSED_S:
-                    return
+        self._line.try_in_order(lambda ticket: self._try(self._waiting[ticket]), self._agenda.now_s)
 
     def _try(self, trip: Trip) -> bool:
         knowledge = self._knowledge

@@ -9,12 +9,16 @@ Pure: knows no workers and reads no clock.
 """
 
 import bisect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from core.request import Priority
 
 MAX_REMEMBERED_CLIENTS = 4096
+# A request that fits nowhere may be passed by others for this long, then by nobody.
+MAX_PASSED_S = 2.0
+# So many that fit nowhere are tried at a time: the others wait for the same room.
+MAX_MISFITS = 8
 
 
 @dataclass(eq=False, slots=True)
@@ -84,6 +88,23 @@ class FairQueue:
         if ticket.client in self._finish:
             self._finish[ticket.client] -= ticket.num_tokens
         self._forget()
+
+    def try_in_order(self, serves: Callable[[Ticket], bool], now_s: float) -> None:
+        """Give each its turn, next one first, until those that fit nowhere hold up the rest.
+
+        Args:
+            serves: tells whether a ticket has left the line, which it does itself.
+            now_s: the time.
+        """
+        num_misfits = 0
+        for ticket in self:
+            if serves(ticket):
+                continue
+            num_misfits += 1
+            if ticket.tried_s is None:
+                ticket.tried_s = now_s
+            if num_misfits == MAX_MISFITS or now_s - ticket.tried_s > MAX_PASSED_S:
+                return
 
     def ahead_of(self, client: str, priority: Priority) -> Sequence[Ticket]:
         """Those that would be served before a new request of `client`."""

@@ -40,11 +40,6 @@ from router.placing.prefix_index import PromptBlocks
 from router.policy import DispatchPolicy
 from router.recovery import Recovery
 
-# A request that fits nowhere may be passed by others for this long, then by nobody.
-MAX_PASSED_S = 2.0
-# So many that fit nowhere are tried at a time: the others wait for the same room.
-MAX_MISFITS = 8
-
 
 @dataclass(eq=False, slots=True)
 class _Waiting:
@@ -183,15 +178,9 @@ class Placing:
 
     def _pump(self) -> None:
         """Place whom there is room for, in fair order."""
-        num_misfits, now_s = 0, self._clock.now_s()
-        for ticket in self._line:
-            waiting = self._waiting[ticket]
-            if not self._try(waiting):
-                num_misfits += 1
-                if ticket.tried_s is None:
-                    ticket.tried_s = now_s
-                if num_misfits == MAX_MISFITS or now_s - ticket.tried_s > MAX_PASSED_S:
-                    return
+        self._line.try_in_order(
+            lambda ticket: self._try(self._waiting[ticket]), self._clock.now_s()
+        )
 
     def _try(self, waiting: _Waiting) -> bool:
         """Whether the ticket has left the line, with a lease or an error."""
