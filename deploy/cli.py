@@ -23,16 +23,16 @@ from core.completion import ChatMessage, Completion
 from core.config import ClusterConfig, load_config
 from core.errors import TwophaseError
 from core.process import EXIT_REFUSED
-from core.worker import LinkStatus, WorkerStatus
-from deploy.config_command import config_app
-from deploy.connection import DEFAULT_ADDRESS, Address, connect, connection_options
-from deploy.doctor_command import doctor
-from deploy.explain_command import diagnose, explain
-from deploy.key_command import key_app
+from deploy.commands.config import config_app
+from deploy.commands.connection import DEFAULT_ADDRESS, Address, connect, connection_options
+from deploy.commands.doctor import doctor
+from deploy.commands.explain import diagnose, explain
+from deploy.commands.key import key_app
+from deploy.commands.phase_bar import phase_bar, phase_legend, summary
+from deploy.commands.scaling import scaling_app
+from deploy.commands.simulate import simulate
+from deploy.commands.status import status
 from deploy.own_client import own_client, wait_until_ready
-from deploy.phase_bar import duration, phase_bar, phase_legend, summary
-from deploy.scaling_command import scaling_app
-from deploy.simulate_command import simulate
 from twophase.client import Client, Prompt, Sampling
 
 READY_TIMEOUT_S = 120.0
@@ -53,6 +53,7 @@ app.callback()(connection_options)
 app.command()(explain)
 app.command()(diagnose)
 app.command()(doctor)
+app.command()(status)
 
 out = Console()
 err = Console(stderr=True)
@@ -119,41 +120,9 @@ def ask(
 
 
 @app.command()
-def status(address: Address = DEFAULT_ADDRESS) -> None:
-    """Show pools, workers, blocks, queues and links."""
-    with connect(address) as client:
-        cluster = client.status()
-    ready = "[green]ready[/]" if cluster.is_ready else "[red]not ready[/]"
-    out.print(
-        f"{escape(cluster.model)}, mode {cluster.mode}, {ready}, "
-        f"{cluster.num_active_requests} active requests"
-    )
-    out.print(_worker_table(cluster.workers))
-    for kernels in dict.fromkeys(worker.kernels for worker in cluster.workers):
-        names = ", ".join(worker.name for worker in cluster.workers if worker.kernels == kernels)
-        out.print(f"{names}: {escape(kernels)}", highlight=False, soft_wrap=True)
-    for name in cluster.silent_workers:
-        out.print(f"{escape(name)} does not answer", style="red")
-    for stuck in cluster.stuck_workers:
-        out.print(f"{escape(stuck.name)} was given up: {escape(stuck.why)}", style="red")
-    kv = cluster.kv
-    out.print(
-        f"prompt tokens: {kv.num_transferred_tokens} moved, {kv.num_decode_cached_tokens} cached "
-        f"at decode, {kv.num_local_prefill_tokens} computed at decode; handoffs: "
-        f"{kv.num_sealed_handoffs} sealed, {kv.num_failed_handoffs} failed"
-    )
-    for worker in cluster.workers:
-        for link in worker.links if worker.role == "prefill" else ():
-            out.print(
-                f"link {worker.name} to {link.peer}: {link.backend} ({link.reason}), "
-                f"{link.num_bytes / 1e6:.1f} MB moved{_speed(link)}"
-            )
-
-
-@app.command()
 def chaos(config: Config = None, overrides: Overrides = None) -> None:
     """Start a cluster, kill and pause its workers under load; show what became of every stream."""
-    from deploy.chaos.command import chaos_run
+    from deploy.commands.chaos import chaos_run
 
     cluster = _load(config, ["router.port=0", "router.http_port=null", *(overrides or [])])
     directory = _served_name(cluster.model, _fetch(cluster.model))
@@ -279,36 +248,6 @@ def _stream(client: Client, prompt: Prompt, sampling: Sampling) -> None:
         out.print(f"twophase explain {completion.request_id}", style="dim", highlight=False)
         for failure in completion.failures:
             out.print(f"went on elsewhere after {failure}", style="yellow", highlight=False)
-
-
-def _speed(link: LinkStatus) -> str:
-    if link.latency_s is None or link.bytes_per_s is None:
-        return ""
-    return f", {link.bytes_per_s / 1e9:.2f} GB/s, {duration(link.latency_s)} a round trip"
-
-
-def _quarantine(worker: WorkerStatus) -> str:
-    num_blocks = worker.num_quarantined_blocks
-    return f"{num_blocks} for {duration(worker.quarantine_age_s)}" if num_blocks else "0"
-
-
-def _worker_table(workers: tuple[WorkerStatus, ...]) -> Table:
-    table = Table("worker", "address", box=None)
-    for column in ("waiting", "running", "blocks used", "quarantined", "cached", "of", "steps"):
-        table.add_column(column, justify="right")
-    for worker in workers:
-        counts = (
-            worker.num_waiting_requests,
-            worker.num_running_requests,
-            worker.num_used_blocks,
-            _quarantine(worker),
-            worker.num_cached_blocks,
-            worker.num_total_blocks,
-            worker.num_steps,
-        )
-        name = f"{worker.name} (stopping)" if worker.is_draining else worker.name
-        table.add_row(name, worker.address, *map(str, counts))
-    return table
 
 
 if __name__ == "__main__":

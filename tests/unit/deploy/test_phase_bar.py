@@ -5,7 +5,7 @@ import pytest
 from core.completion import Completion
 from core.request import FinishReason, RequestId, Usage, WorkerName
 from core.timeline import Phases, TransferReport
-from deploy.phase_bar import duration, phase_bar, phase_legend, summary
+from deploy.commands.phase_bar import duration, phase_bar, phase_legend, summary
 
 
 def completion(phases: Phases, transfer: TransferReport | None = None) -> Completion:

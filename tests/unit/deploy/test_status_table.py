@@ -6,7 +6,7 @@ from rich.console import Console
 
 from core.request import WorkerName
 from core.worker import Role, WorkerStatus
-from deploy.cli import _worker_table
+from deploy.commands.status import _worker_table
 
 IDLE = WorkerStatus(
     name=WorkerName("decode-0"),

@@ -13,8 +13,8 @@ from rich.table import Table
 
 from core.completion import Completion
 from core.finding import Finding
-from deploy.connection import DEFAULT_ADDRESS, Address, connect
-from deploy.phase_bar import duration, phase_bar, phase_legend, summary
+from deploy.commands.connection import DEFAULT_ADDRESS, Address, connect
+from deploy.commands.phase_bar import duration, phase_bar, phase_legend, summary
 
 out = Console()
 

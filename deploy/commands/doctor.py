@@ -8,8 +8,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from core.worker import BlockHolder
-from deploy.connection import DEFAULT_ADDRESS, Address, connect
-from deploy.phase_bar import duration
+from deploy.commands.connection import DEFAULT_ADDRESS, Address, connect
+from deploy.commands.phase_bar import duration
 
 SECOND_LOOK_S = 0.5
 
