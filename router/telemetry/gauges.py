@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from core import telemetry
 from core.clock import Clock
+from core.config import Mode
 from core.listing import WorkerState
 from core.request import WorkerName
 from core.telemetry import Sample
@@ -21,12 +22,13 @@ from router.members.fleet import Fleet
 
 @dataclass(frozen=True, slots=True)
 class Gauges:
-    """Where the facts are."""
+    """Where the facts are; mode says which pools there should be."""
 
     fleet: Fleet
     dispatcher: Dispatcher
     door: FrontDoor
     clock: Clock
+    mode: Mode
 
     def exposition(self) -> bytes:
         """What was measured and what is now, as Prometheus reads it."""
@@ -58,7 +60,9 @@ class Gauges:
     def _pool(self, role: Role) -> Iterator[Sample]:
         members, now_s = self.fleet.members(role), self.clock.now_s()
         states = Counter(member.state(now_s) for member in members)
-        for state in WorkerState:  # none is a number, too: a pool that is gone is told as such
+        is_needed = role is Role.DECODE or self.mode is Mode.DISAGGREGATED
+        # None is a number, too, where there should be some: a pool that is gone is told as such.
+        for state in WorkerState if is_needed or members else ():
             yield Sample(telemetry.WORKERS, states[state], (role, state))
         for member in members:
             if member.status is not None:

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from core import telemetry
+from core.config import Mode
 from core.telemetry import Sample
 from core.worker import LinkStatus, Role
 from router.telemetry.gauges import Gauges
@@ -12,16 +13,20 @@ from router.totals import KvCounters
 from tests.unit.router.doubles import until
 
 
-@pytest.fixture
-def told(fleet, clock):
+def telling(fleet, clock, mode=Mode.DISAGGREGATED):
     dispatcher = SimpleNamespace(num_waiting=0, demand=SimpleNamespace(oldest_in_line_s=0.0))
     door = SimpleNamespace(
         running=SimpleNamespace(num_answers=0),
         readiness=SimpleNamespace(is_ready=True),
         counters=KvCounters(),
     )
-    gauges = Gauges(fleet, dispatcher, door, clock)
+    gauges = Gauges(fleet, dispatcher, door, clock, mode)
     return lambda: {(sample.entry, sample.labels): sample.value for sample in gauges.samples()}
+
+
+@pytest.fixture
+def told(fleet, clock):
+    return telling(fleet, clock)
 
 
 def steps(number):
@@ -67,3 +72,12 @@ async def test_a_link_is_told_by_its_sender_alone_once_it_was_measured(told, joi
         (telemetry.LINK_BANDWIDTH, link): 1e9,
         (telemetry.LINK_ROUND_TRIP, link): 0.001,
     }
+
+
+@pytest.mark.parametrize("mode", [Mode.COLOCATED, Mode.CHUNKED])
+async def test_where_no_prefill_pool_should_be_none_is_missing(fleet, clock, mode):
+    pools = {labels[0] for entry, labels in telling(fleet, clock, mode)() if entry.name == WORKERS}
+    assert pools == {"decode"}
+
+
+WORKERS = telemetry.WORKERS.name
