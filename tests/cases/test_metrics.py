@@ -2,40 +2,17 @@
 
 import asyncio
 
-import httpx2
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from core.errors import InvalidRequest, TransferFailed
 from tests.cases.one_process import prompt_of
+from tests.cases.scrape import scrape
 from tests.contract.faulty import Fault, FaultKind, Step
 from twophase.client import Sampling
 
 PROMPT = prompt_of(75, 119)
 DECODE = {"worker": "decode-0"}
 IDLE = {"requests_running": 0.0, "requests_waiting": 0.0, "ready": 1.0}
-
-
-class Scrape:
-    """One reading of /metrics."""
-
-    def __init__(self, text):
-        self.values = {
-            (sample.name.removeprefix("twophase_"), *sorted(sample.labels.items())): sample.value
-            for family in text_string_to_metric_families(text)
-            for sample in family.samples
-        }
-
-    def __call__(self, name, **labels):
-        return self.values.get((name, *sorted(labels.items())), 0.0)
-
-
-async def scrape(cluster):
-    address = (await cluster.client.status()).http_address
-    async with httpx2.AsyncClient() as http:
-        reply = await http.get(f"http://{address}/metrics")
-    assert reply.headers["content-type"].startswith("text/plain; version=")
-    return Scrape(reply.text)
 
 
 async def test_what_is_told_is_what_clients_saw(run):
