@@ -341,6 +341,7 @@ all_errors = st.one_of(
     st.builds(errors.LayoutMismatch, texts),
     st.builds(errors.ConfigError, texts, texts, st.none() | texts.filter(bool)),
     st.builds(errors.ModelError, texts),
+    st.builds(errors.DeviceLost, texts),
     st.builds(errors.Unauthenticated, texts),
     st.builds(errors.PermissionDenied, texts),
 )
