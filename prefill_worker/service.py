@@ -171,12 +171,12 @@ class PrefillService(pb_grpc.WorkerServicer, pb_grpc.PrefillWorkerServicer):
                 self._note_drained()
 
     async def GetInfo(self, request: pb.GetInfoRequest, context: Context) -> pb.WorkerInfo:
-        return worker_wire.info_to_wire(self._info)
+        return worker_wire.info_to_wire(self._info, self._clock.now_s())
 
     async def GetWorkerStatus(
         self, request: pb.GetWorkerStatusRequest, context: Context
     ) -> pb.WorkerStatus:
-        return status_wire.status_to_wire(self.status())
+        return status_wire.status_to_wire(self.status(), self._clock.now_s())
 
     async def ListBlocks(
         self, request: pb.ListBlocksRequest, context: Context
