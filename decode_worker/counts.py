@@ -9,7 +9,7 @@ from core import telemetry
 from core.tally import Distribution, Tally
 from core.telemetry import BATCHES, HISTORIES, size_label
 from core.worker import Role
-from decode_worker.pace import StepFacts
+from decode_worker.step_log import StepFacts
 
 
 class StepCounts:

@@ -13,8 +13,8 @@ from twophase.v1 import worker_pb2 as pb
 _ENTRIES = {entry.name: entry for entry in telemetry.TABLE}
 
 
-def status_to_wire(status: WorkerStatus) -> pb.WorkerStatus:
-    """What a worker holds, as a message."""
+def status_to_wire(status: WorkerStatus, clock_s: float = 0.0) -> pb.WorkerStatus:
+    """What a worker holds, as a message; clock_s is its clock as it answers, 0 if others tell."""
     return pb.WorkerStatus(
         name=status.name,
         role=status.role.value,
@@ -39,6 +39,7 @@ def status_to_wire(status: WorkerStatus) -> pb.WorkerStatus:
         is_draining=status.is_draining,
         signals=signals_to_wire(status.signals),
         samples=map(_sample_to_wire, status.samples),
+        clock_s=clock_s,
         links=[
             pb.LinkStatus(
                 peer=link.peer,

@@ -3,7 +3,7 @@
 from core import telemetry
 from core.config import Mode
 from decode_worker.counts import StepCounts
-from decode_worker.pace import StepFacts
+from decode_worker.step_log import StepFacts
 from tests.unit.decode_worker.driver import LAYOUT, World
 
 
@@ -26,8 +26,8 @@ def test_a_chunked_workers_steps_are_told_apart_by_kind():
     world.step()  # reads the prompt, and makes the first token
     world.step()
     world.reserve(request_id="other", num_tokens=6, first=100, is_local=True, max_tokens=1)
-    world.step()
-    world.run()
+    for _ in range(3):
+        world.step()
     found = counted(counts)
     assert found["step_seconds", "prefill"] == (1, 0.25)
     assert found["step_seconds", "mixed"] == (1, 0.25)
