@@ -12,7 +12,6 @@ On Linux a child process ends with the thread that started it, so the scaler's t
 workers: it ends when `may_end` is set, after they were stopped.
 """
 
-import json
 import logging
 import queue
 import threading
@@ -20,14 +19,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from core.clock import Clock, MonotonicClock
-from core.config import ClusterConfig
 from core.errors import InvalidRequest, TwophaseError
 from core.request import WorkerName
+from core.scaling import ScalingConfig
 from core.worker import Role, WorkerStatus
 from deploy.autoscaler.autoscaler import tick
 from deploy.autoscaler.facts import ClusterFacts, Life, Load, WorkerFacts
 from deploy.autoscaler.history import State
 from deploy.autoscaler.record import ChangeRole, Drain, GiveUp, Record, Start
+from deploy.decision_log import Entry, append
+from deploy.live_config import LiveConfig
 from deploy.own_client import own_client
 from deploy.supervisor import Slot, Supervisor, stop_timeout_s
 from twophase.client import Client
@@ -58,17 +59,16 @@ class Scaler:
 
     def __init__(
         self,
-        config: ClusterConfig,
+        live: LiveConfig,
         slots: list[Slot],
         create: Create,
         supervisor: Supervisor,
         may_end: threading.Event,
         clock: Clock = MonotonicClock(),
     ) -> None:
-        assert config.scaling is not None
-        self._scaling = config.scaling
-        self._security = config.security
-        self._stop_s = stop_timeout_s(config)
+        self._live = live
+        self._security = live.current.security
+        self._stop_s = stop_timeout_s(live.current)
         self._slots = slots
         self._create = create
         self._supervisor = supervisor
@@ -110,7 +110,7 @@ class Scaler:
             while not self._is_closed.is_set():
                 try:
                     if not self.take_turn(max(next_s - self._clock.now_s(), 0.0)):
-                        next_s = self._clock.now_s() + self._scaling.interval_s
+                        next_s = self._clock.now_s() + self._scaling().interval_s
                         self._unless_closed(lambda: self.look(client))
                 except Exception:  # root of the thread: the next decision may do better
                     _log.exception("a decision was not carried out")
@@ -132,7 +132,11 @@ class Scaler:
 
     def look(self, client: Client) -> Record | None:
         """One decision, carried out; None where the router does not answer."""
-        now_s = self._clock.now_s()
+        now_s, scaling = self._clock.now_s(), self._scaling()
+        while not self._live.news.empty():
+            reload = self._live.news.get()
+            _log.info("%s", reload.sentence)
+            _write(reload.to_json(now_s), scaling)
         try:
             status, listed = client.status(), client.admin.workers()
         except TwophaseError as error:
@@ -145,22 +149,19 @@ class Scaler:
         facts = ClusterFacts(
             tuple(_facts(name, member) for name, member in self._members.items()), status.demand
         )
-        record, self._state = tick(self._scaling, facts, now_s, self._state)
-        self._note(record)
+        record, self._state = tick(scaling, facts, now_s, self._state)
+        if record.is_change:
+            _log.info("%s", record.sentence)
+        _write(record.to_json(), scaling)
         if not record.is_dry_run:
             self._carry_out(record, client)
         return record
 
-    def _note(self, record: Record) -> None:
-        if record.is_change:
-            _log.info("%s", record.sentence)
-        if self._scaling.log is None:
-            return
-        try:
-            with self._scaling.log.open("a", encoding="utf-8") as log:
-                log.write(json.dumps(record.to_json()) + "\n")
-        except OSError as error:  # what is decided matters more than that it is written down
-            _log.warning("a decision is not in the log: %s", error)
+    def _scaling(self) -> ScalingConfig:
+        """The section in force now; a reload takes none away."""
+        scaling = self._live.current.scaling
+        assert scaling is not None
+        return scaling
 
     def _carry_out(self, record: Record, client: Client) -> None:
         for action in record.actions:
@@ -241,6 +242,15 @@ class Scaler:
         self._slots.remove(member.slot)
         self._supervisor.remove(member.slot)
         return member
+
+
+def _write(entry: Entry, scaling: ScalingConfig) -> None:
+    if scaling.log is None:
+        return
+    try:
+        append(scaling.log, entry, scaling.log_size)
+    except OSError as error:  # what is decided matters more than that it is written down
+        _log.warning("a decision is not in the log: %s", error)
 
 
 def _tell_that_it_left(client: Client, slot: Slot) -> None:

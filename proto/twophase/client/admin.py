@@ -5,11 +5,13 @@ Reached as `Client.admin` and `AsyncClient.admin`; uses their connection.
 
 from typing import Any
 
+from core.config import RouterConfig
 from core.finding import Diagnosis, Explained
 from core.listing import ListedRequest, ListedWorker
 from core.request import WorkerName
 from twophase.client.calls import call, call_async
 from twophase.listing_wire import listed_request_from_wire, listed_worker_from_wire
+from twophase.policy_wire import policy_to_wire
 from twophase.report_wire import diagnosis_from_wire, finding_from_wire
 from twophase.v1 import admin_pb2 as pb
 from twophase.wire import completion_from_wire
@@ -67,6 +69,15 @@ class Admin:
         """Which phases were slow in what ended within the last `window_s`; 0 for all remembered."""
         message = pb.DiagnoseRequest(window_s=window_s)
         return diagnosis_from_wire(call(self._address, self._stub.Diagnose, message, timeout_s))
+
+    def reconfigure(self, router: RouterConfig, *, timeout_s: float = TIMEOUT_S) -> None:
+        """Have the router take from this section what it reads anew for each request.
+
+        Raises:
+            InvalidRequest: a setting is out of its range; none has changed.
+        """
+        message = pb.ReconfigureRequest(policy=policy_to_wire(router))
+        call(self._address, self._stub.Reconfigure, message, timeout_s)
 
 
 class AsyncAdmin:

@@ -17,6 +17,7 @@ from core.worker import Role
 from deploy.autoscaler.record import ChangeRole, Drain, GiveUp, Start
 from deploy.autoscaler.wish import Rule
 from deploy.cli import app
+from deploy.live_config import LiveConfig
 from deploy.scaler import Scaler
 from deploy.supervisor import Slot, Supervisor
 from tests.unit.deploy.scaling_facts import after, demand_of
@@ -114,8 +115,9 @@ class World:
             self.come_up(name)
             next(slot for slot in self.slots if slot.name == name).wait_until_up()
         self.supervisor = Supervisor(self.slots)
+        self.live = LiveConfig(config)
         self.scaler = Scaler(
-            config, self.slots, self.create, self.supervisor, threading.Event(), self.clock
+            self.live, self.slots, self.create, self.supervisor, threading.Event(), self.clock
         )
 
     def slot(self, name):
