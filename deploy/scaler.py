@@ -5,7 +5,8 @@
 
 Starts and drains each have a thread of their own, so one that hangs holds up nothing; what they
 change is done by the scaler's thread, in turn. A worker counts as serving while the router is
-connected to it: one that was lost counts as starting again until its slot has brought it back. One
+connected to it and has tested its links: one that was lost counts as starting again until its slot
+has brought it back. One
 that does not come up within `start_timeout_s` is ended, as the autoscaler says.
 
 On Linux a child process ends with the thread that started it, so the scaler's thread outlives its
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 
 from core.clock import Clock, MonotonicClock
 from core.errors import InvalidRequest, TwophaseError
+from core.listing import WorkerState
 from core.request import WorkerName
 from core.scaling import ScalingConfig
 from core.worker import Role, WorkerStatus
@@ -142,7 +144,8 @@ class Scaler:
         except TwophaseError as error:
             _log.warning("no decision: %s", error)
             return None
-        num_slots = {worker.name: worker.max_num_sequences for worker in listed}
+        ready = [worker for worker in listed if worker.state is not WorkerState.WARMING]
+        num_slots = {worker.name: worker.max_num_sequences for worker in ready}
         told = {worker.name: worker for worker in status.workers}
         for name, member in self._members.items():
             _update(member, told.get(name), num_slots.get(name), now_s)
@@ -267,7 +270,7 @@ def _role_of(name: str) -> Role:
 def _update(
     member: _Member, told: WorkerStatus | None, num_slots: int | None, now_s: float
 ) -> None:
-    """What the router sees of a worker; num_slots is None where it is not connected."""
+    """What the router sees of a worker; num_slots is None where it does not serve."""
     if member.is_connected != (num_slots is not None):
         member.is_connected = num_slots is not None
         member.since_s = now_s

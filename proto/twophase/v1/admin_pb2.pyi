@@ -15,6 +15,7 @@ class WorkerState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     WORKER_STATE_READY: _ClassVar[WorkerState]
     WORKER_STATE_DRAINING: _ClassVar[WorkerState]
     WORKER_STATE_SUSPECT: _ClassVar[WorkerState]
+    WORKER_STATE_WARMING: _ClassVar[WorkerState]
 
 class RequestState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -37,6 +38,7 @@ WORKER_STATE_UNSPECIFIED: WorkerState
 WORKER_STATE_READY: WorkerState
 WORKER_STATE_DRAINING: WorkerState
 WORKER_STATE_SUSPECT: WorkerState
+WORKER_STATE_WARMING: WorkerState
 REQUEST_STATE_UNSPECIFIED: RequestState
 REQUEST_STATE_RECEIVED: RequestState
 REQUEST_STATE_ADMITTED: RequestState
