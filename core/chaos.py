@@ -40,6 +40,8 @@ class ChaosConfig(BaseModel):
     """Share of the pieces of KV cache that prefill workers do not send, though they say so."""
     piece_delay_s: float = Field(default=0.0, ge=0, le=60)
     """How long a prefill worker waits before each piece."""
+    link_bytes_per_s: float | None = Field(default=None, ge=1_000)
+    """Most that a prefill worker sends over each of its links; default: what the link carries."""
     seed: int = 1
     """Of the draws: which fault, which worker, which pieces."""
 
@@ -54,4 +56,5 @@ class ChaosConfig(BaseModel):
     @property
     def is_link_bad(self) -> bool:
         """Whether pieces are lost or late."""
-        return self.lost_pieces > 0 or self.piece_delay_s > 0
+        is_slow = self.piece_delay_s > 0 or self.link_bytes_per_s is not None
+        return self.lost_pieces > 0 or is_slow
