@@ -191,6 +191,9 @@ class RouterConfig(_Section):
     """A worker that says nothing for this long is lost; a broken connection is noticed at once."""
     wedged_after_s: Seconds = 60.0
     """A worker that answers, but does no step for this long while work waits, is lost, too."""
+    warm_s: float = Field(default=10.0, ge=0, le=3600)
+    """Longest that a worker which connected waits for the test of its links while others can
+    serve; a link that is not there by then is made when it is needed. 0: it serves at once."""
     on_failure: OnFailure = OnFailure.RESUME
     """resume: a request that a worker failed goes on elsewhere, from its last token; without a
     prefill worker, decode workers read prompts. fail: it ends with the worker's error."""
