@@ -155,7 +155,7 @@ class Link:
         """What the link carries, for those who scale pools."""
         return LinkLoad(
             sum(handoff.transfer.num_in_flight_bytes for handoff in self._handoffs.values()),
-            self._meter.carried.per_s(now_s),
+            self._meter.carried_per_s(now_s),
             self._meter.speed.bytes_per_s,
         )
 

@@ -207,7 +207,11 @@ class LinkPool:
 
     def _connect(self, opened: LinkOpened, reshape: Reshape) -> Sender:
         sender = self._sender(opened, reshape)
-        return BadSender(sender, self._chaos) if self._chaos.is_link_bad else sender
+        if not self._chaos.is_link_bad:
+            return sender
+        layout = self._identity.layout
+        page_bytes = layout.rank_page_bytes // reshape.page.num_per_block(layout)
+        return BadSender(sender, self._chaos, page_bytes=page_bytes)
 
     def _sender(self, opened: LinkOpened, reshape: Reshape) -> Sender:
         offer, timeout_s = (

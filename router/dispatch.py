@@ -63,6 +63,11 @@ class Dispatcher:
         self._watch.cancel()
         await self._prefills.__aexit__(None, None, None)
 
+    def obey(self, policy: DispatchPolicy) -> None:
+        """Place and recover by this policy from now on; an attempt keeps what it began with."""
+        self._policy = policy
+        self._placing.obey(policy)
+
     @property
     def num_prefill_calls(self) -> int:
         """Calls to prefill workers that have not ended."""

@@ -64,6 +64,7 @@ async def serve(
             clock,
             worker_timeout_s=config.router.worker_timeout_s,
             wedged_after_s=config.router.wedged_after_s,
+            warm_s=config.router.warm_s,
             credentials=internal_credentials(config.security),
         ) as fleet,
         Dispatcher(fleet, config.dispatch, counters, clock) as dispatcher,
