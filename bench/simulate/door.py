@@ -15,7 +15,7 @@ from core.timeline import DecodeReport, PrefillReport, TransferReport
 from core.worker import DecodeDone, FirstToken, NewToken, WorkerInfo
 from router.placing.admission import refuse_if_late
 from router.placing.fairness import FairQueue, Ticket
-from router.placing.knowledge import Knowledge, Loads
+from router.placing.knowledge import Asked, Knowledge, Loads
 from router.placing.placement import DecodeLoad, Placement, PrefillLoad, Reason, Rules, place
 from router.policy import DispatchPolicy
 
@@ -127,10 +127,10 @@ class Door:
 
     def _try(self, trip: Trip) -> bool:
         knowledge = self._knowledge
-        loads = knowledge.of(Loads(self._prefill, self._decode), trip.prompt, "")
-        exposed_s = knowledge.rates.exposed_transfer_s()
-        outcome = place(
-            self._rules, trip.need, loads.prefill, loads.decode, exposed_transfer_s=exposed_s
+        outcome, loads = knowledge.place(
+            lambda loads: place(self._rules, trip.need, loads.prefill, loads.decode),
+            Loads(self._prefill, self._decode),
+            Asked(trip.prompt),
         )
         if isinstance(outcome, Placement):
             trip.lease = knowledge.begin(outcome, trip.need, trip.prompt, loads, "")

@@ -153,23 +153,21 @@ class Fleet:
         ]
 
     def prefill_loads(self) -> list[PrefillLoad]:
-        """Facts for placement about the prefill workers that may be given a request."""
+        """The prefill workers that may be given a request; what they have to do is not told."""
         now_s = self._clock.now_s()
         return [
-            PrefillLoad.of(member.info, member.num_prompt_tokens)
-            for member in self.members(Role.PREFILL)
-            if member.is_usable(now_s)
+            member.idle_load for member in self.members(Role.PREFILL) if member.is_usable(now_s)
         ]
 
     def decode_loads(self) -> list[DecodeLoad]:
-        """Facts for placement about the decode workers that may be given a request.
+        """The decode workers that may be given a request; what they have to do is not told.
 
         Nobody makes up for decode: where every worker has failed lately, all are tried.
         """
         now_s = self._clock.now_s()
         taking = [member for member in self._decode_members() if not member.is_draining]
         return [
-            DecodeLoad.of(member.info, member.num_requests)
+            member.idle_decode_load
             for member in [m for m in taking if m.is_usable(now_s)] or taking
         ]
 

@@ -1,6 +1,6 @@
 """Which workers serve a request, and why, in words.
 
-Pure: facts about the workers in, a decision out.
+Pure: facts about the workers in, a decision out. In large pools `shortlist` says about whom.
 
 - A worker that cannot hold the request, or has no room for it now, is left out; so is a prefill
   worker whose KV blocks cannot become those of a decode worker.
@@ -58,9 +58,7 @@ class PrefillLoad:
     @property
     def has_room(self) -> bool:
         """Whether another prompt would be read soon."""
-        if self.tokens_per_s is None or self.num_prompts < ENOUGH_PROMPTS:
-            return True
-        return self.num_prompt_tokens / self.tokens_per_s <= ENOUGH_BACKLOG_S
+        return is_soon(self.num_prompts, self.num_prompt_tokens, self.tokens_per_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +112,12 @@ class DecodeLoad:
     def near(self) -> int:
         """How many more sequences than the emptiest worker still are a like load."""
         return max(1, self.max_num_sequences // 8)
+
+
+def is_soon(num_prompts: int, num_prompt_tokens: int, tokens_per_s: float | None) -> bool:
+    """Whether a worker with these to read would read one more soon."""
+    is_little = tokens_per_s is None or num_prompts < ENOUGH_PROMPTS
+    return is_little or num_prompt_tokens <= ENOUGH_BACKLOG_S * (tokens_per_s or 0.0)
 
 
 def max_tokens_of(info: WorkerInfo) -> int:
