@@ -89,9 +89,7 @@ class Simulation:
             given_up=self._given_up,
         )
         self._fleet = Fleet(self._agenda, self._make, start_s=START_S, changed=self._changed)
-        for role, number in ((Role.PREFILL, pool.replicas), (Role.DECODE, config.decode.replicas)):
-            for _ in range(number):
-                self._fleet.add(role, start_s=0)
+        self._fleet.begin(Pair(pool.replicas, config.decode.replicas))
 
     def run(self, arrivals: Sequence[Arrival]) -> Run:
         """Play the trace; ends when the last request has ended."""

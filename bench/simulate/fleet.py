@@ -11,6 +11,7 @@ from bench.simulate.worker import DecodeModel, PrefillModel
 from core.request import WorkerName
 from core.worker import Role
 from deploy.autoscaler.facts import Life, WorkerFacts
+from deploy.autoscaler.fit import Pair
 from deploy.autoscaler.record import Action, ChangeRole, Drain, GiveUp, Start
 
 Model = PrefillModel | DecodeModel
@@ -85,18 +86,24 @@ class Fleet:
             for m in self._members.values()
         )
 
-    def add(self, role: Role, *, start_s: float | None = None) -> None:
-        """Start a worker; it serves after `start_s` seconds, by default those of every start."""
-        now_s = self._agenda.now_s
+    def begin(self, numbers: Pair) -> None:
+        """So many workers of each pool serve at once; called once, before all else."""
+        for role, number in ((Role.PREFILL, numbers.prefill), (Role.DECODE, numbers.decode)):
+            for _ in range(number):
+                self._open(self._new(role))
+        self._changed()
+
+    def add(self, role: Role) -> None:
+        """Start a worker."""
+        name = self._new(role)
+        self._agenda.at(self._agenda.now_s + self._start_s, lambda: self._serve(name))
+
+    def _new(self, role: Role) -> WorkerName:
         name = WorkerName(f"{role.value}-{self._num_made[role]}")
         self._num_made[role] += 1
-        facts = WorkerFacts(name, role, Life.STARTING, now_s)
-        self._members[name] = _Member(facts, now_s)
-        seconds = self._start_s if start_s is None else start_s
-        if seconds == 0:
-            self._serve(name)
-        else:
-            self._agenda.at(now_s + seconds, lambda: self._serve(name))
+        now_s = self._agenda.now_s
+        self._members[name] = _Member(WorkerFacts(name, role, Life.STARTING, now_s), now_s)
+        return name
 
     def do(self, actions: tuple[Action, ...]) -> None:
         """Carry out what was decided."""
@@ -129,9 +136,13 @@ class Fleet:
     def _serve(self, name: WorkerName) -> None:
         member = self._members.get(name)
         if member is not None and member.facts.life is Life.STARTING:
-            member.facts = replace(member.facts, life=Life.SERVING, since_s=self._agenda.now_s)
-            member.model = self._make(member.facts.role, name)
+            self._open(name)
             self._changed()
+
+    def _open(self, name: WorkerName) -> None:
+        member = self._members[name]
+        member.facts = replace(member.facts, life=Life.SERVING, since_s=self._agenda.now_s)
+        member.model = self._make(member.facts.role, name)
 
     def _drain(self, names: tuple[WorkerName, ...], becomes: Role | None) -> None:
         for name in names:

@@ -18,6 +18,8 @@ from router.placing.prefix_index import PromptBlocks
 
 MOONCAKE_BLOCK_TOKENS = 512
 MOONCAKE_TICK_S = 3.0
+# Blocks of a trace's copies and repetitions have other names: no trace has so many blocks.
+COPY_BITS, TURN_BITS = 40, 52
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +106,28 @@ def scaled(
     for number in range(wanted):
         turn, index = divmod(number, len(arrivals))
         arrival = arrivals[index]
-        blocks = tuple((turn << 40) + block for block in arrival.block_ids)
+        blocks = tuple((turn << TURN_BITS) + block for block in arrival.block_ids)
         at_s = (arrival.at_s + turn * span_s) / rate
         found.append(replace(arrival, at_s=at_s, block_ids=blocks))
     return found
+
+
+def overlaid(arrivals: Sequence[Arrival], copies: int, *, seed: int = 0) -> list[Arrival]:
+    """`copies` times as many requests in the same time: the first copy is the trace itself.
+
+    Each other one begins at another moment of it, drawn at random, and goes on with its start after
+    its end: other users of the same kind. Copies share no blocks.
+    """
+    draw = random.Random(seed)
+    span_s = arrivals[-1].at_s + arrivals[-1].at_s / max(len(arrivals) - 1, 1)
+    found = list(arrivals)
+    for copy in range(1, copies):
+        shift_s = draw.uniform(0, span_s)
+        for arrival in arrivals:
+            blocks = tuple((copy << COPY_BITS) + block for block in arrival.block_ids)
+            at_s = (arrival.at_s + shift_s) % span_s
+            found.append(replace(arrival, at_s=at_s, block_ids=blocks))
+    return sorted(found, key=lambda arrival: arrival.at_s)
 
 
 def _azure(lines: Iterator[str]) -> Iterator[Arrival]:

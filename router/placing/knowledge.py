@@ -215,7 +215,7 @@ class Knowledge:
             num_sequences=ledger.num_all_sequences(decode) + len(ahead) + 1,
             num_slots=sum([load.max_num_sequences for load in loads.decode]),
             num_kv_tokens=num_kv_tokens + sum(t.num_tokens for t in ahead),
-            num_cache_tokens=sum([load.num_cache_tokens for load in loads.decode]),
+            num_cache_tokens=sum([d.num_cache_blocks * d.layout.block_size for d in loads.decode]),
             decode_s=rates.decode_s(),
         )
 

@@ -78,6 +78,14 @@ class Latest(Generic[Key]):
         """Of all values; None where there is none."""
         return self._sum if self._values else None
 
+    def sum_of(self, keys: Collection[Key]) -> float | None:
+        """Of these keys, those without a value taken for the mean; None where nobody has one."""
+        mean = self.mean
+        if mean is None:
+            return None
+        values = list(map(self._values.get, keys))
+        return sum(value for value in values if value) + values.count(None) * mean
+
     @property
     def mean(self) -> float | None:
         """Of all values; None where there is none."""
@@ -140,8 +148,7 @@ class Rates:
 
     def all_prefill_tokens_per_s(self, workers: Collection[str]) -> float | None:
         """Of these workers together, each as `prefill_tokens_per_s` tells; None if none is."""
-        mean = self._prefill_tokens_per_s.mean
-        return mean and sum(self._prefill_tokens_per_s.get(name) or mean for name in workers)
+        return self._prefill_tokens_per_s.sum_of(workers)
 
     def link_bytes_per_s(self) -> float | None:
         """Of all links together that carried something."""
