@@ -205,7 +205,7 @@ class TestTheComparison:
         assert outcome.num_turns == 0
 
     def test_the_split_of_a_large_budget_is_looked_for_near_that_of_a_tenth(self):
-        load = Load("long prompts", poisson(0.75, 60.0, 1500, 16))
+        load = Load("long prompts", poisson(5.0, 20.0, 1500, 16))
         best, outcome = best_static_near(load, 40)
         assert 25 <= best <= 35
         assert outcome.num_requests == len(load.of(40))
