@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from bench.simulate.agenda import Agenda
+from bench.simulate.crowd import Crowd
 from bench.simulate.door import Door
 from bench.simulate.fleet import Fleet, Model
 from bench.simulate.machine import Machine
@@ -78,6 +79,7 @@ class Simulation:
             NUM_LAYERS, NUM_KV_HEADS, HEAD_DIM,
         )  # fmt: skip
         self._agenda = Agenda()
+        self._crowd = Crowd(machine)
         self._trips: list[Trip] = []
         self._num_open = 0
         self._sizes: list[tuple[float, Pair]] = []
@@ -98,7 +100,8 @@ class Simulation:
 
         def next_arrival() -> None:
             if (arrival := next(coming, None)) is not None:
-                self._agenda.at(arrival.at_s, lambda: enter(arrival))
+                at_s = arrival.at_s + self._machine.request_s
+                self._agenda.at(at_s, lambda: enter(arrival))
 
         def enter(arrival: Arrival) -> None:
             next_arrival()
@@ -176,17 +179,18 @@ class Simulation:
         self._num_open -= 1
 
     def _make(self, role: Role, name: WorkerName) -> Model:
-        info, machine, agenda = self._info(role, name), self._machine, self._agenda
+        info, machine = self._info(role, name), self._machine
+        place = (self._agenda, self._crowd)
         if role is Role.PREFILL:
             reader = reading.Scheduler(self._pool(role).max_batch_tokens)
-            return PrefillModel(info, machine, reader, agenda, (self._door.read, self._sealed))
+            return PrefillModel(info, machine, reader, place, (self._door.read, self._sealed))
         pool = self._config.decode
         scheduler = decoding.Scheduler(
             self._config.mode,
             max_batch_tokens=pool.max_batch_tokens,
             max_num_sequences=pool.max_num_sequences,
         )
-        return DecodeModel(info, machine, scheduler, agenda, self._done)
+        return DecodeModel(info, machine, scheduler, place, self._done)
 
     def _changed(self) -> None:
         infos = {role: [model.info for model in self._fleet.serving(role)] for role in Role}

@@ -58,9 +58,9 @@ class Outcome:
             num_requests=len(run.trips),
             num_failed=len(run.trips) - len(ended),
             failures=dict(Counter(trip.failure for trip in run.trips if trip.failure)),
-            ttft_s=_quantiles([trip.ttft_s for trip in ended]),
-            tpot_s=_quantiles([trip.tpot_s for trip in ended]),
-            line_s=_quantiles([(t.placed_s or 0.0) - t.arrival.at_s for t in ended]),
+            ttft_s=quantiles([trip.ttft_s for trip in ended]),
+            tpot_s=quantiles([trip.tpot_s for trip in ended]),
+            line_s=quantiles([(t.placed_s or 0.0) - t.arrival.at_s for t in ended]),
             attainment=len(good) / len(run.trips),
             goodput_per_s=len(good) / run.ended_s if run.ended_s else 0.0,
             worker_hours=run.worker_s / 3600,
@@ -76,7 +76,8 @@ def num_turns(sizes: Sequence[int]) -> int:
     return sum((a > 0) != (b > 0) for a, b in zip(steps, steps[1:], strict=False))
 
 
-def _quantiles(values: Sequence[float | None]) -> tuple[float, float]:
+def quantiles(values: Sequence[float | None]) -> tuple[float, float]:
+    """(p50, p95) of the values that are known; not numbers where none is."""
     known = sorted(value for value in values if value is not None)
     if not known:
         return (math.nan, math.nan)

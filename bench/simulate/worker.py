@@ -9,11 +9,12 @@ from collections.abc import Callable
 from functools import partial
 
 from bench.simulate.agenda import Agenda
+from bench.simulate.crowd import Crowd
 from bench.simulate.machine import Machine
 from bench.simulate.trip import Trip
 from core.request import RequestId
 from core.signals import Window
-from core.worker import WorkerInfo
+from core.worker import Role, WorkerInfo
 from decode_worker import scheduler as decoding
 from decode_worker.meter import DecodeMeter
 from deploy.autoscaler.facts import Load
@@ -31,14 +32,14 @@ class PrefillModel:
         info: WorkerInfo,
         machine: Machine,
         scheduler: reading.Scheduler,
-        agenda: Agenda,
+        place: tuple[Agenda, Crowd],
         tell: tuple[Tell, Tell],
     ) -> None:
         self.info = info
         self.busy_s = 0.0
         self._machine = machine
         self._scheduler = scheduler
-        self._agenda = agenda
+        self._agenda, self._crowd = place
         self._tell_read, self._tell_sealed = tell
         self._meter = PrefillMeter()
         self._carried = Window()
@@ -84,7 +85,9 @@ class PrefillModel:
         shares = self._scheduler.schedule(
             [reading.Candidate(id_, trip.num_unread_tokens) for id_, trip in self._prompts.items()]
         )
-        self._is_stepping = bool(shares)
+        if self._is_stepping != bool(shares):
+            self._is_stepping = bool(shares)
+            self._crowd.turned(Role.PREFILL, is_busy=self._is_stepping)
         if not shares:
             return
         seconds = 0.0
@@ -95,6 +98,7 @@ class PrefillModel:
                 self._meter.waited(now_s - (trip.placed_s or now_s), now_s)
             num_before = trip.arrival.num_prompt_tokens - trip.num_unread_tokens
             seconds += self._machine.prefill_s(share.num_tokens, num_before)
+        seconds *= self._crowd.pace(Role.PREFILL)
         self._agenda.at(now_s + seconds, lambda: self._end_step(shares, seconds))
 
     def _end_step(self, shares: tuple[reading.Share, ...], seconds: float) -> None:
@@ -138,7 +142,7 @@ class DecodeModel:
         info: WorkerInfo,
         machine: Machine,
         scheduler: decoding.Scheduler,
-        agenda: Agenda,
+        place: tuple[Agenda, Crowd],
         done: Tell,
     ) -> None:
         self.info = info
@@ -146,7 +150,8 @@ class DecodeModel:
         self.num_kv_tokens = 0
         self._machine = machine
         self._scheduler = scheduler
-        self._agenda = agenda
+        self._agenda, self._crowd = place
+        self._crowd.watch(self._retime)
         self._tell_done = done
         self._num_slots = info.max_num_sequences
         self._num_cache_tokens = info.num_blocks * info.layout.block_size
@@ -157,6 +162,7 @@ class DecodeModel:
         self._started_s = 0.0
         self._step_s = 0.0
         self._version = 0
+        self._is_busy = False
 
     @property
     def num_requests(self) -> int:
@@ -175,8 +181,7 @@ class DecodeModel:
         if not self._batch:
             self._start()
         elif len(self._batch) < self._num_slots:
-            elapsed_s = self._agenda.now_s - self._started_s
-            self._run_until(min(int(elapsed_s / self._step_s) + 1, self._num_steps))
+            self._retime()
 
     def release(self, trip: Trip) -> None:
         """Its answer was complete with its first token, or is now; its blocks are free."""
@@ -195,8 +200,17 @@ class DecodeModel:
             signals=self._meter.signals(now_s, oldest_wait_s=0.0),
         )
 
+    def _retime(self) -> None:
+        """Let the batch end with the step that runs: the next may be another, or take longer."""
+        if self._batch:
+            elapsed_s = self._agenda.now_s - self._started_s
+            self._run_until(min(int(elapsed_s / self._step_s) + 1, self._num_steps))
+
     def _start(self) -> None:
         now_s = self._agenda.now_s
+        was_busy, self._is_busy = self._is_busy, bool(self._ready)
+        if was_busy != self._is_busy:
+            self._crowd.turned(Role.DECODE, is_busy=self._is_busy)
         shares = self._scheduler.schedule(list(self._ready), ())
         self._batch = [self._ready[share.request_id] for share in shares]
         if not self._batch:
@@ -213,6 +227,7 @@ class DecodeModel:
         # Over the steps taken at once the history grows evenly: the mean step is exact.
         history += len(self._batch) * (num_steps - 1) / 2
         self._step_s = self._machine.decode_s(len(self._batch), history)
+        self._step_s *= self._crowd.pace(Role.DECODE)
         self._started_s = now_s
         self._run_until(num_steps)
 

@@ -8,7 +8,7 @@ import pytest
 
 from bench.simulate.__main__ import Load, best_static, best_static_near, config_of, play
 from bench.simulate.cluster import Autoscaled, Simulation
-from bench.simulate.machine import DECODE_MEASURED, PREFILL_MEASURED, fitted
+from bench.simulate.machine import DECODE_MEASURED, PREFILL_MEASURED, fitted, not_negative
 from bench.simulate.outcome import Outcome, Slo, num_turns
 from bench.simulate.peers import HorizontalScaler, queue_length
 from bench.simulate.report import draw, print_run, sparkline
@@ -46,14 +46,35 @@ class TestTheMachine:
         halves = MACHINE.prefill_s(512, 0) + MACHINE.prefill_s(512, 512)
         assert halves == pytest.approx(MACHINE.prefill_s(1024, 0))
 
-    def test_decode_steps_are_near_what_was_measured(self):
+    def test_decode_steps_take_what_was_measured_and_lie_on_lines_between(self):
         for num_sequences, seconds in DECODE_MEASURED:
             model_s = MACHINE.decode_s(num_sequences, num_sequences * 512)
-            assert model_s == pytest.approx(seconds, rel=0.4)
+            assert model_s == pytest.approx(seconds)
+        (_, eight_s), (_, sixteen_s) = MACHINE.decode_steps_s[-2:]
+        assert MACHINE.decode_s(12, 0) == pytest.approx((eight_s + sixteen_s) / 2)
+        assert MACHINE.decode_s(24, 0) == pytest.approx(2 * sixteen_s - eight_s)
+        alone = dataclasses.replace(MACHINE, decode_steps_s=((1, 0.5),))
+        assert alone.decode_s(9, 0) == 0.5
 
     def test_no_coefficient_is_negative(self):
-        odd = fitted(prefill=((100, 1.0), (200, 1.0)), decode=((1, 2.0), (8, 1.0)))
-        assert min(v for v in dataclasses.astuple(odd)) >= 0
+        odd = fitted(prefill=((100, 1.0), (200, 1.0)), decode=((1, 2.0), (8, 1e-9)))
+        assert min(odd.prefill_token_s, odd.prefill_pair_s) >= 0
+        assert min(seconds for _, seconds in odd.decode_steps_s) >= 0
+        assert not_negative([(1, 1, -1), (1, 2, -2), (1, 3, -3)], [3, 5, 7]) == pytest.approx(
+            (1, 2, 0)
+        )
+
+    def test_phases_on_one_host_slow_each_other_down_while_both_work(self):
+        shared = dataclasses.replace(MACHINE, prefill_crowding=2.0, decode_crowding=3.0)
+        arrivals = [Arrival(0.0, 16, 40), Arrival(0.5, 512, 1)]
+        alone, beside = (
+            Simulation(config_of(1, 1, 2), machine, decide=None).run(arrivals).trips
+            for machine in (MACHINE, shared)
+        )
+        assert beside[1].ttft_s == pytest.approx(2 * alone[1].ttft_s)
+        # Decode is slower while the second prompt is read, but for the step that ran as it came.
+        lost_s = (beside[0].ended_s - alone[0].ended_s) / (1 - 1 / 3)
+        assert lost_s == pytest.approx(beside[1].ttft_s, abs=3 * 2 * MACHINE.decode_s(1, 60))
 
 
 class TestTraces:
