@@ -89,5 +89,8 @@ def _figures(outcome: Outcome, slo: Slo, seconds: float) -> Table:
     target = f"within {slo.ttft_s:g} s + {MAX_SLOWDOWN:g}x reading, {slo.tpot_s * 1e3:g} ms"
     table.add_row(f"answers {target}", f"{outcome.attainment:.1%}", "")
     table.add_row("goodput", f"{outcome.goodput_per_s:.2f} /s", f"over {seconds / 60:.1f} min")
+    if outcome.num_lost_workers:
+        numbers = (str(outcome.num_lost_workers), str(outcome.num_resumed))
+        table.add_row("workers lost, requests resumed", *numbers)
     table.add_row("worker-hours, turns", f"{outcome.worker_hours:.2f}", str(outcome.num_turns))
     return table

@@ -8,7 +8,7 @@ import typer
 from core.config import load_config
 
 
-def simulate(
+def simulate(  # noqa: PLR0913 - one for each option
     config: Annotated[Path, typer.Option(help="The cluster's YAML.")],
     trace: Annotated[
         Path | None, typer.Option(help="Azure CSV or Mooncake JSON lines; default: synthetic.")
@@ -21,11 +21,20 @@ def simulate(
         tuple[float, float],
         typer.Option(help="Good: seconds to the first token, and mean gap."),
     ] = (2.0, 0.15),
+    fault: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="What goes wrong, may be repeated: lost:decode@120, lost:0.5/h (each worker), "
+            "link:0.1@300-600 (a tenth of its rate), start:prefill@0-900."
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of what is drawn.")] = 0,
     figure: Annotated[Path | None, typer.Option(help="Write a PNG of the run.")] = None,
 ) -> None:
     """Play a trace through the cluster's own decisions, and tell each of them in words."""
     # The rest of the command line starts without numpy and the simulator.
     from bench.simulate.cluster import BLOCK_TOKENS, Autoscaled, Simulation
+    from bench.simulate.fault import Faults
     from bench.simulate.machine import LINK_BYTES_PER_S, fitted
     from bench.simulate.outcome import Outcome, Slo
     from bench.simulate.report import draw, print_run
@@ -37,7 +46,9 @@ def simulate(
         arrivals = read_trace(trace, block_size=BLOCK_TOKENS)
     link = LINK_BYTES_PER_S.get(cluster.transfer.backend, LINK_BYTES_PER_S["shm"])
     decide = Autoscaled(cluster) if cluster.scaling is not None else None
-    simulation = Simulation(cluster, fitted(link_bytes_per_s=link), decide=decide)
+    faults = Faults.parse(fault or (), seed=seed)
+    machine = fitted(link_bytes_per_s=link)
+    simulation = Simulation(cluster, machine, decide=decide, faults=faults)
     run = simulation.run(scaled(arrivals, rate=rate, num_requests=requests))
     targets = Slo(*slo)
     print_run(run, Outcome.of(run, targets), targets, decide.records if decide is not None else ())

@@ -102,11 +102,9 @@ class DecodeLoad:
 
     def has_room(self, need: "Need") -> bool:
         """Whether a slot and blocks will be free by the time that the prompt is read."""
-        if self.num_sequences == 0:
-            return True
         num_tokens = self.num_kv_tokens + need.num_tokens - self.num_cached_tokens
         is_slot_near = self.num_sequences < REQUESTS_PER_SLOT * self.max_num_sequences
-        return is_slot_near and num_tokens <= self.num_cache_tokens
+        return self.num_sequences == 0 or (is_slot_near and num_tokens <= self.num_cache_tokens)
 
     @property
     def near(self) -> int:
@@ -116,8 +114,9 @@ class DecodeLoad:
 
 def is_soon(num_prompts: int, num_prompt_tokens: int, tokens_per_s: float | None) -> bool:
     """Whether a worker with these to read would read one more soon."""
-    is_little = tokens_per_s is None or num_prompts < ENOUGH_PROMPTS
-    return is_little or num_prompt_tokens <= ENOUGH_BACKLOG_S * (tokens_per_s or 0.0)
+    if tokens_per_s is None or num_prompts < ENOUGH_PROMPTS:
+        return True
+    return num_prompt_tokens <= ENOUGH_BACKLOG_S * tokens_per_s
 
 
 def max_tokens_of(info: WorkerInfo) -> int:
