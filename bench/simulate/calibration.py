@@ -17,8 +17,8 @@ from bench.load import StreamLog, random_prompt, stream
 from bench.simulate.machine import LINK_BYTES_PER_S, Machine, not_negative
 from twophase.client import AsyncClient
 
-PROMPT_TOKENS = (64, 192, 448, 896, 1472)
-REPEATS = 4
+PROMPT_TOKENS = (64, 192, 448, 896, 1280)
+REPEATS = 3
 # Batch size and prompt tokens of each sequence; one size with two histories tells what those cost.
 BATCHES = ((1, 32), (2, 32), (4, 32), (4, 640), (8, 32))
 BATCH_OUTPUT_TOKENS = 40

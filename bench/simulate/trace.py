@@ -2,7 +2,8 @@
 
 Formats are told by a file's columns: Azure's LLM inference traces (TIMESTAMP, ContextTokens,
 GeneratedTokens; Patel et al., ISCA'24), Mooncake's (JSON lines with hash_ids of 512-token blocks;
-FAST'25). Mooncake's times are rounded to 3 s: each tick's requests are spread over the next 3 s.
+FAST'25), and what a router with `router.record` has written. Mooncake's times are rounded to 3 s:
+each tick's requests are spread over the next 3 s.
 """
 
 import csv
@@ -56,7 +57,9 @@ def read_trace(path: Path, *, block_size: int, seed: int = 0) -> list[Arrival]:
         with path.open(encoding="utf-8") as lines:
             first = lines.readline()
             lines.seek(0)
-            if first.startswith("{"):
+            if "num_prompt_tokens" in first:
+                found = list(_recorded(lines, block_size))
+            elif first.startswith("{"):
                 found = list(_mooncake(lines, block_size, random.Random(seed)))
             elif {"TIMESTAMP", "ContextTokens"} <= set(first.strip().split(",")):
                 found = list(_azure(lines))
@@ -149,3 +152,12 @@ def _mooncake(lines: Iterator[str], block_size: int, draw: random.Random) -> Ite
             max(row["output_length"] // shrink, 1),
             tuple(row["hash_ids"][: num_tokens // block_size]),
         )
+
+
+def _recorded(lines: Iterator[str], block_size: int) -> Iterator[Arrival]:
+    for line in lines:
+        row = json.loads(line)
+        if row["block_size"] != block_size:
+            raise ValueError(f"blocks of {row['block_size']} tokens, not {block_size}")
+        lengths = (row["num_prompt_tokens"], max(row["num_output_tokens"], 1))
+        yield Arrival(row["at_s"], *lengths, tuple(row["blocks"]))

@@ -19,10 +19,14 @@ MAX_HOLDERS = 16
 
 
 class PromptBlocks:
-    """The full blocks of one prompt as hashes; each stands for itself and all before it."""
+    """The full blocks of one prompt as hashes; each stands for itself and all before it.
 
-    def __init__(self, token_ids: Sequence[int]) -> None:
+    The same blocks have other hashes with another `seed`.
+    """
+
+    def __init__(self, token_ids: Sequence[int], *, seed: int = 0) -> None:
         self.num_tokens = len(token_ids)
+        self._seed = seed
         self._words = array("I", token_ids)
         self._hashes: dict[int, tuple[int, ...]] = {}
 
@@ -34,7 +38,7 @@ class PromptBlocks:
 
     def _chain(self, block_size: int) -> tuple[int, ...]:
         data, step = self._words.tobytes(), block_size * self._words.itemsize
-        chain, before = [], 0
+        chain, before = [], self._seed
         for end in range(step, len(data) + 1, step):
             before = xxhash.xxh3_64_intdigest(data[end - step : end], seed=before)
             chain.append(before)
