@@ -7,7 +7,7 @@ faster than one worker can do. Two rounds with the same load:
 - as it is: prefill grows first, then decode by a worker that changes its role, for the budget is
   spent; no stream fails
 - with links that carry next to nothing (`chaos.link_bytes_per_s`): neither pool grows. That load
-  cannot be worked off: streams that still run at its end are cut
+  cannot be worked off: streams that still run at the end of a half are cut
 
 Every decision that changed something is printed in words; the sizes are drawn (`--figure`). On few
 cores more workers do not make more of them: directions are measured here, not speed.
@@ -48,11 +48,11 @@ SETTINGS = (
     "router.max_queue_s=300",
     *("prefill.kv_cache=200MiB", "decode.kv_cache=300MiB", "decode.max_num_sequences=4"),
     "scaling.prefill={max_replicas: 2, target_wait_s: 0.5}",
-    "scaling.decode={max_replicas: 2, target_wait_s: 0.5, target_step_s: 5.0}",
+    "scaling.decode={max_replicas: 2, target_wait_s: 0.5, target_step_s: 60.0}",
     *("scaling.budget=3", "scaling.interval_s=2", "scaling.grow_after_s=6"),
-    *("scaling.shrink_after_s=600", "scaling.cooldown_s=10"),
+    *("scaling.shrink_after_s=600", "scaling.cooldown_s=30"),
 )
-THROTTLE = ("chaos.enabled=true", "chaos.link_bytes_per_s=1000000")
+THROTTLE = ("chaos.enabled=true", "chaos.link_bytes_per_s=150000")
 
 Record = dict[str, Any]  # Any: as Record.to_json writes it
 
@@ -117,12 +117,12 @@ class Round:
 
 
 async def send(address: str, vocab_size: int, seconds: float, *, is_cut: bool) -> Seen:
-    """Both halves, `seconds` each; then the streams are waited for, or cut."""
+    """Both halves, `seconds` each; the streams of each are waited for, or cut, at its end."""
     draw_token, turned_s = random.Random(1), 0.0
-    streams: list[asyncio.Task[None]] = []
+    ended: list[BaseException | None] = []
     async with AsyncClient(address) as client:
         for half in HALVES:
-            turned_s = time.monotonic()
+            turned_s, streams = time.monotonic(), []
             for _ in range(round(seconds * half.requests_per_s)):
                 one = stream(
                     client,
@@ -133,10 +133,10 @@ async def send(address: str, vocab_size: int, seconds: float, *, is_cut: bool) -
                 )
                 streams.append(asyncio.ensure_future(one))
                 await asyncio.sleep(1 / half.requests_per_s)
-        for running in streams:
-            if is_cut:
-                running.cancel()
-        ended = await asyncio.gather(*streams, return_exceptions=True)
+            for running in streams:
+                if is_cut:
+                    running.cancel()
+            ended += await asyncio.gather(*streams, return_exceptions=True)
     return _seen(ended, turned_s)
 
 
