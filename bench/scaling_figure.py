@@ -23,7 +23,7 @@ def draw(rounds: Mapping[str, tuple[Records, float]], path: Path) -> None:
     for panel, (name, (records, turned_s)) in zip(panels, rounds.items(), strict=True):
         _draw_panel(panel, name, records, turned_s)
     panels[-1].set_xlabel("seconds; shaded: long prompts and short answers, then the other way")
-    figure.suptitle("Workers that serve, and requests in the router's line", fontsize=12)
+    figure.suptitle("Workers that serve, and requests that wait for one", fontsize=12)
     figure.tight_layout(h_pad=0.6)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
@@ -34,9 +34,9 @@ def _draw_panel(panel: Axes, name: str, records: Records, turned_s: float) -> No
     times_s = [record["now_s"] - start_s for record in records]
     panel.axvspan(0.0, turned_s - start_s, color=FIRST_HALF, linewidth=0)
     line = panel.twinx()
-    waiting = [record["demand"]["num_in_line"] for record in records]
+    waiting = [_num_waiting(record) for record in records]
     line.fill_between(times_s, waiting, color=WAITING, alpha=0.4, linewidth=0, step="post")
-    line.set_ylabel("requests in line", fontsize=8, color="#5b6670")
+    line.set_ylabel("requests that wait", fontsize=8, color="#5b6670")
     line.set_ylim(0, max(10, *waiting) * 1.1)
     for offset, (role, colour) in zip((0.03, -0.03), COLOURS.items(), strict=True):
         pools = [next(p for p in record["pools"] if p["role"] == role) for record in records]
@@ -51,3 +51,9 @@ def _draw_panel(panel: Axes, name: str, records: Records, turned_s: float) -> No
     panel.legend(loc="upper left", fontsize=8, frameon=False, ncols=2)
     for axes in (panel, line):
         axes.spines["top"].set_visible(False)
+
+
+def _num_waiting(record: Mapping[str, Any]) -> int:
+    """Requests in the router's line, and in those of the workers."""
+    at_workers = sum(pool["view"]["num_waiting"] for pool in record["pools"])
+    return int(record["demand"]["num_in_line"] + at_workers)

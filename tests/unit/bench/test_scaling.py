@@ -12,7 +12,7 @@ from core.errors import PeerLost
 
 def record(now_s, prefill, decode, *actions):
     pools = [
-        {"role": role, "after": size, "view": {"num_serving": size}}
+        {"role": role, "after": size, "view": {"num_serving": size, "num_waiting": 2}}
         for role, size in (("prefill", prefill), ("decode", decode))
     ]
     demand = {"num_in_line": 3}
