@@ -84,6 +84,9 @@ class ScalingConfig(_Section):
     """A worker that has not come up within this time is given up."""
     idle_s: Seconds = 600.0
     """With min_replicas 0: how long nobody asks anything before all workers stop."""
+    ask_for_nodes: bool = False
+    """With `twophase up`: whether Ray's own autoscaler is asked for the nodes that the workers
+    take. Only for Ray clusters that have one; it then follows what is decided here."""
     dry_run: bool = False
     """Decide and say so, but change nothing."""
     log: Path | None = None

@@ -3,6 +3,7 @@
 Exit codes: 0 done, 2 refused (one line on standard error says why), 130 interrupted.
 """
 
+import os
 import queue
 import signal
 import socket
@@ -20,9 +21,10 @@ from rich.status import Status
 from rich.table import Table
 
 from core.completion import ChatMessage, Completion
-from core.config import ClusterConfig, RouterConfig, load_config
-from core.errors import ConfigError, TwophaseError
+from core.config import ClusterConfig, RouterConfig
+from core.errors import TwophaseError
 from core.process import EXIT_REFUSED
+from deploy.commands.cluster_file import Config, Overrides, load
 from deploy.commands.config import config_app
 from deploy.commands.connection import DEFAULT_ADDRESS, Address, connect, connection_options
 from deploy.commands.doctor import doctor
@@ -32,6 +34,7 @@ from deploy.commands.phase_bar import phase_bar, phase_legend, summary
 from deploy.commands.scaling import scaling_app
 from deploy.commands.simulate import simulate
 from deploy.commands.status import status
+from deploy.commands.up import down, up
 from deploy.live_config import LiveConfig
 from deploy.own_client import own_client, wait_until_ready
 from twophase.client import Client, Prompt, Sampling
@@ -55,12 +58,12 @@ app.command()(explain)
 app.command()(diagnose)
 app.command()(doctor)
 app.command()(status)
+app.command()(up)
+app.command()(down)
 
 out = Console()
 err = Console(stderr=True)
 
-Config = Annotated[str | None, typer.Argument(help="The cluster's YAML.")]
-Overrides = Annotated[list[str] | None, typer.Argument(help="key=value, keys dotted.")]
 WithoutRay = Annotated[bool, typer.Option(help="Child processes instead of Ray actors.")]
 DryRun = Annotated[bool, typer.Option(help="Decide how pools should scale, and only say so.")]
 
@@ -78,7 +81,7 @@ def serve(
     """
 
     def read() -> ClusterConfig:
-        return _load(config, overrides, dry_run=dry_run)
+        return load(config, overrides, dry_run=dry_run)
 
     cluster = read()
     live = LiveConfig(cluster)
@@ -104,7 +107,7 @@ def demo(
 ) -> None:
     """Start a cluster, ask one question, show the answer and its phases, and stop."""
     ports = ("router.port=0", "router.http_port=null")
-    cluster = _load(config, [*ports, *(overrides or [])])
+    cluster = load(config, [*ports, *(overrides or [])])
     with (
         _running(cluster, without_ray=without_ray) as address,
         own_client(address, cluster.security) as client,
@@ -139,7 +142,7 @@ def chaos(config: Config = None, overrides: Overrides = None) -> None:
     """Start a cluster, kill and pause its workers under load; show what became of every stream."""
     from deploy.commands.chaos import chaos_run
 
-    cluster = _load(config, ["router.port=0", "router.http_port=null", *(overrides or [])])
+    cluster = load(config, ["router.port=0", "router.http_port=null", *(overrides or [])])
     directory = _served_name(cluster.model, _fetch(cluster.model))
     raise typer.Exit(chaos_run(cluster.model_copy(update={"model": directory}), out))
 
@@ -174,22 +177,6 @@ def main() -> None:
         sys.exit(EXIT_INTERRUPTED)
 
 
-def _load(
-    config: str | None, overrides: list[str] | None, *, dry_run: bool = False
-) -> ClusterConfig:
-    """The configuration; a first argument with a '=' in it is an override, not a file."""
-    words = list(overrides or [])
-    if config is not None and "=" in config:
-        words.insert(0, config)
-        config = None
-    path = Path(config) if config is not None else None
-    if dry_run:
-        if load_config(path, words).scaling is None:
-            raise ConfigError("scaling", "is missing: --dry-run has nothing to decide")
-        words.append("scaling.dry_run=true")
-    return load_config(path, words)
-
-
 def _fetch(name: str) -> Path:
     from deploy.model_store import fetch_model
 
@@ -222,6 +209,10 @@ def _start(
         with local_cluster(cluster, tell=spinner.update, replace_lost=True, live=live) as local:
             yield local.address
         return
+    if "RAY_ADDRESS" not in os.environ:
+        # Where Ray takes clusters of several machines for impossible, its servers listen on
+        # loopback alone, which nothing else makes them do. It looks when it is imported.
+        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     from deploy.cluster import ray_cluster
 
     with ray_cluster(cluster, tell=spinner.update, replace_lost=True, live=live) as address:

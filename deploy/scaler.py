@@ -85,8 +85,11 @@ class Scaler:
         self._members = {
             WorkerName(slot.name): _Member(slot, _role_of(slot.name), now_s) for slot in slots
         }
-        roles = [member.role for member in self._members.values()]
-        self._num_made = {role: roles.count(role) for role in Role}
+        # Of those that were found some may have left before: their numbers stay free.
+        self._next_index = dict.fromkeys(Role, 0)
+        for name, member in self._members.items():
+            index = int(name.rpartition("-")[2]) + 1
+            self._next_index[member.role] = max(self._next_index[member.role], index)
 
     def watch(self, router_address: str) -> None:
         """Decide every `interval_s` from now on. Contract: called once."""
@@ -184,8 +187,8 @@ class Scaler:
 
     def _start(self, role: Role, client: Client) -> None:
         address = self._free_addresses.pop() if self._free_addresses else None
-        slot = self._create(role, self._num_made[role], address)
-        self._num_made[role] += 1
+        slot = self._create(role, self._next_index[role], address)
+        self._next_index[role] += 1
         member = self._members[WorkerName(slot.name)] = _Member(slot, role, self._clock.now_s())
         self._slots.append(slot)
 

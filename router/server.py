@@ -97,7 +97,7 @@ async def serve(
         generation = Generation(fleet, dispatcher, tokenizer, door, config=config, clock=clock)
         codec = Codec(tokenizer, generation.limits)
         inference = InferenceService(generation, codec, door.running, config=config, clock=clock)
-        gauges = Gauges(fleet, dispatcher, door, clock)
+        gauges = Gauges(fleet, dispatcher, door, clock, config.mode)
         http_app = HttpApp(
             generation, readiness, config.model, http_defaults, clock, gauges.exposition
         )

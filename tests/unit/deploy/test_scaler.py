@@ -222,6 +222,13 @@ def test_a_drained_worker_starts_again_in_the_other_pool():
     assert world.names == ["prefill-1", "decode-0", "decode-1", "decode-2"]
 
 
+def test_names_of_workers_that_were_found_are_not_given_again():
+    world = World("prefill-3", "decode-0")  # 0 to 2 left while another controller was there
+    world.router.demand = BUSY
+    world.look()
+    assert world.names[2:] == ["prefill-4", "prefill-5", "prefill-6"]
+
+
 @pytest.mark.case("B-142")
 def test_a_worker_that_was_lost_counts_as_starting_until_it_is_back():
     world = World("prefill-0", "decode-0")
