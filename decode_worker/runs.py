@@ -10,8 +10,8 @@ is bounded: the shortest neighbours are told together.
 from dataclasses import dataclass
 
 from core.events.event import BoundedEvents, Event, EventKind
+from core.events.step import StepFacts
 from core.timeline import Gap
-from decode_worker.step_log import StepFacts
 
 MAX_EVENTS = 48
 LONG = 3.0

@@ -4,11 +4,11 @@ from dataclasses import dataclass, field, replace
 
 from core.events.chunks import Chunks
 from core.events.event import Event, EventKind
+from core.events.step import StepFacts
 from core.request import Logprobs, Request, WorkerName
 from core.timeline import DecodeReport, PrefillReport
 from core.worker import BlockHolder, PromptLogprobs, RemoteReservation, WorkerInfo
 from decode_worker.pace import Pace
-from decode_worker.step_log import StepFacts
 from engine.batch import SequenceStep
 from engine.block_pool import Reservation
 from engine.sampling.logits import history_of

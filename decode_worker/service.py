@@ -22,7 +22,7 @@ from core.worker import CancelRequest, DecodeUpdate, Reserve, Role, WorkerInfo, 
 from decode_worker.link import LinkServer
 from decode_worker.worker import DecodeWorker
 from engine.runner import Runner
-from twophase import link_wire, status_wire, worker_wire
+from twophase import event_wire, link_wire, status_wire, worker_wire
 from twophase.server import Context, readable, run_stream
 from twophase.v1 import worker_pb2 as pb
 from twophase.v1 import worker_pb2_grpc as pb_grpc
@@ -187,6 +187,12 @@ class DecodeService(pb_grpc.WorkerServicer, pb_grpc.DecodeWorkerServicer):
 
     async def _until_ending(self) -> None:
         await self._is_ending.wait()
+
+    async def ListSteps(
+        self, request: pb.ListStepsRequest, context: Context
+    ) -> pb.ListStepsResponse:
+        steps = self._worker.steps.within(request.window_s, self._clock.now_s())
+        return pb.ListStepsResponse(steps=map(event_wire.step_to_wire, steps))
 
     async def GetInfo(self, request: pb.GetInfoRequest, context: Context) -> pb.WorkerInfo:
         return worker_wire.info_to_wire(self._info, self._clock.now_s())

@@ -32,6 +32,7 @@ from deploy.commands.phase_bar import phase_bar, phase_legend, summary
 from deploy.commands.scaling import scaling_app
 from deploy.commands.simulate import simulate
 from deploy.commands.status import status
+from deploy.commands.timeline import timeline
 from deploy.own_client import own_client, wait_until_ready
 from twophase.client import Client, Prompt, Sampling
 
@@ -54,6 +55,7 @@ app.command()(explain)
 app.command()(diagnose)
 app.command()(doctor)
 app.command()(status)
+app.command()(timeline)
 
 out = Console()
 err = Console(stderr=True)

@@ -23,7 +23,7 @@ def scaling_log(
 ) -> None:
     """One sentence for each decision that changed something."""
     out = _console()
-    for number, record in enumerate(_records(path), start=1):
+    for number, record in enumerate(scaling_records(path), start=1):
         if every or record["actions"]:
             out.print(f"{number:6} {record['now_s']:12.1f} s  {record['sentence']}")
 
@@ -34,7 +34,7 @@ def scaling_explain(
     number: Annotated[int, typer.Argument(min=1, help="As `scaling log` numbers them.")],
 ) -> None:
     """Everything that one decision was made from."""
-    records = list(_records(path))
+    records = list(scaling_records(path))
     if number > len(records):
         raise ConfigError(str(path), f"holds {len(records)} decisions, no number {number}")
     record = records[number - 1]
@@ -43,7 +43,8 @@ def scaling_explain(
     out.print(yaml.safe_dump(record, sort_keys=False), end="")
 
 
-def _records(path: Path) -> Iterator[dict[str, Any]]:  # Any: as Record.to_json wrote them
+def scaling_records(path: Path) -> Iterator[dict[str, Any]]:  # Any: as Record.to_json wrote them
+    """Each decision that the log holds; raises ConfigError where it is none."""
     try:
         with path.open(encoding="utf-8") as lines:
             for line in lines:

@@ -350,6 +350,18 @@ class DecodeUpdate(_message.Message):
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[PromptLogprobs]
     def __init__(self, reserved: _Optional[_Iterable[_Union[Reserved, _Mapping]]] = ..., tokens: _Optional[_Iterable[_Union[NewToken, _Mapping]]] = ..., failed: _Optional[_Iterable[_Union[RequestFailed, _Mapping]]] = ..., is_draining: _Optional[bool] = ..., prompt_logprobs: _Optional[_Iterable[_Union[PromptLogprobs, _Mapping]]] = ...) -> None: ...
 
+class ListStepsRequest(_message.Message):
+    __slots__ = ("window_s",)
+    WINDOW_S_FIELD_NUMBER: _ClassVar[int]
+    window_s: float
+    def __init__(self, window_s: _Optional[float] = ...) -> None: ...
+
+class ListStepsResponse(_message.Message):
+    __slots__ = ("steps",)
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    steps: _containers.RepeatedCompositeFieldContainer[_timeline_pb2.Step]
+    def __init__(self, steps: _Optional[_Iterable[_Union[_timeline_pb2.Step, _Mapping]]] = ...) -> None: ...
+
 class Reserved(_message.Message):
     __slots__ = ("request_id", "reservation")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
