@@ -164,6 +164,12 @@ KV_BLOCKS = _gauge(
     "worker",
     "state",
 )
+TRACE_SPANS = _counter(
+    "trace_spans",
+    "Spans that were made for the collector, where tracing is on: exported, failed (the collector "
+    "did not take them), or dropped (too many waited for it).",
+    "outcome",
+)
 READY = _gauge("ready", "1 when a token can flow through both pools, else 0.")
 
 TABLE = (
@@ -171,7 +177,7 @@ TABLE = (
     *(KV_TRANSFER, KV_TRANSFER_EXPOSED, KV_TRANSFER_BYTES),
     *(REQUESTS, PROMPT_TOKENS, OUTPUT_TOKENS, FAILED_ATTEMPTS, KV_SOURCE, HANDOFFS),
     *(REQUESTS_RUNNING, REQUESTS_WAITING, READY, WORKERS, WORKER_REQUESTS, WORKER_STEPS),
-    *(KV_BLOCKS, LINK_BYTES),
+    *(KV_BLOCKS, LINK_BYTES, TRACE_SPANS),
 )
 
 

@@ -115,11 +115,12 @@ class DecodeWorker:
     def reserve(self, session_id: str, command: Reserve, now_s: float) -> None:
         """Let a request wait for blocks, or refuse it; either is told to the session."""
         request = command.request
+        sequence = Sequence(session_id, request, command.prefill_locally, now_s)
         try:
             self._check(command)
         except TwophaseError as error:
+            sequence.log_failed(error)
             return self.refuse(session_id, request.request_id, error)
-        sequence = Sequence(session_id, request, command.prefill_locally, now_s)
         self._sequences[request.request_id] = sequence
         self._waiting.append(sequence)
         self._is_grant_due = True
@@ -301,9 +302,11 @@ class DecodeWorker:
             NewToken(request.request_id, token.token_id, index, done, prefill, token.logprobs)
         )
         if done is not None:
+            sequence.log_done(done)
             self._end(sequence, now_s)
 
     def _fail(self, sequence: Sequence, error: TwophaseError, now_s: float) -> None:
+        sequence.log_failed(error)
         self.refuse(sequence.session_id, sequence.request.request_id, error)
         self._end(sequence, now_s)
 

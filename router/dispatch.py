@@ -152,7 +152,7 @@ class Dispatcher:
         """Count a failed handoff, and have the next probe tell whether any can succeed."""
         if is_probe:
             return  # its own failure must not call for the next probe at once
-        self._log.warning("request %s: an attempt failed: %s", request.request_id, failure.error)
+        self._log.warning("request %s: an attempt failed: %s", request.log_name, failure.error)
         if isinstance(failure.error, TransferFailed):
             self._counters.handoff_failed()
             self._fleet.announce()

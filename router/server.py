@@ -32,6 +32,7 @@ from router.service import InferenceService
 from router.telemetry.gauges import Gauges
 from router.text.tokenizer import Tokenizer
 from router.totals import KvCounters
+from router.tracing.traces import running_traces
 from twophase.credentials import internal_credentials
 from twophase.server import Server, running_server
 from twophase.v1 import admin_pb2_grpc, inference_pb2_grpc
@@ -60,6 +61,7 @@ async def serve(
     http_defaults = checkpoint_defaults(directory)
     counters = KvCounters()
     async with (
+        running_traces(config.tracing, clock) as traces,
         Fleet(
             clock,
             worker_timeout_s=config.router.worker_timeout_s,
@@ -92,7 +94,9 @@ async def serve(
             clock=clock,
         )
         running = RunningRequests(config.router.max_active_requests, clock)
-        door = FrontDoor(readiness, counters, running, History(config.router.history, clock))
+        door = FrontDoor(
+            readiness, counters, running, History(config.router.history, clock), traces
+        )
         generation = Generation(fleet, dispatcher, tokenizer, door, config=config, clock=clock)
         codec = Codec(tokenizer, generation.limits)
         inference = InferenceService(generation, codec, door.running, config=config, clock=clock)

@@ -38,6 +38,8 @@ class Gauges:
         yield Sample(telemetry.REQUESTS_WAITING, num_waiting)
         yield Sample(telemetry.READY, self.door.readiness.is_ready)
         yield from self._totals()
+        for outcome, count in self.door.traces.counts.items():
+            yield Sample(telemetry.TRACE_SPANS, count, (outcome,))
         for role in Role:
             yield from self._pool(role)
 

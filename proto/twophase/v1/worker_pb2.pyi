@@ -181,18 +181,20 @@ class LinkStatus(_message.Message):
     def __init__(self, peer: _Optional[str] = ..., backend: _Optional[str] = ..., reason: _Optional[str] = ..., num_bytes: _Optional[int] = ..., latency_s: _Optional[float] = ..., bytes_per_s: _Optional[float] = ...) -> None: ...
 
 class WireRequest(_message.Message):
-    __slots__ = ("request_id", "prompt_token_ids", "sampling", "remaining_s", "num_resumed_tokens")
+    __slots__ = ("request_id", "prompt_token_ids", "sampling", "remaining_s", "num_resumed_tokens", "trace_id")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     REMAINING_S_FIELD_NUMBER: _ClassVar[int]
     NUM_RESUMED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TRACE_ID_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
     sampling: WireSampling
     remaining_s: float
     num_resumed_tokens: int
-    def __init__(self, request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[WireSampling, _Mapping]] = ..., remaining_s: _Optional[float] = ..., num_resumed_tokens: _Optional[int] = ...) -> None: ...
+    trace_id: str
+    def __init__(self, request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[WireSampling, _Mapping]] = ..., remaining_s: _Optional[float] = ..., num_resumed_tokens: _Optional[int] = ..., trace_id: _Optional[str] = ...) -> None: ...
 
 class WireSampling(_message.Message):
     __slots__ = ("max_tokens", "temperature", "top_k", "top_p", "seed", "stop_token_ids", "min_tokens", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "num_logprobs", "grammar", "num_prompt_logprobs")

@@ -150,6 +150,7 @@ requests = fields(
     num_resumed_tokens=counts,
     sender=st.just(Sender()),
     resumption=st.none(),
+    trace_id=texts,
 )
 phases = fields(
     Phases,
