@@ -5,6 +5,7 @@ import logging
 from contextlib import asynccontextmanager
 
 import grpc
+import httpx2
 import pytest
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 
@@ -112,6 +113,7 @@ def broken(*arguments):
 
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+HTTP_TRACE = "8" * 32
 
 
 @asynccontextmanager
@@ -152,6 +154,16 @@ async def ask_traced(cluster, request_id, traceparent):
         await stub.GenerateOnce(message, metadata=(("traceparent", traceparent),))
 
 
+async def ask_traced_over_http(cluster, traceparent):
+    """The same over HTTP."""
+    address = (await cluster.client.status()).http_address
+    message = {"prompt": prompt_of(20, 3), "max_tokens": 3}
+    async with httpx2.AsyncClient() as http:
+        headers = {"traceparent": traceparent}
+        reply = await http.post(f"http://{address}/v1/completions", json=message, headers=headers)
+    assert reply.status_code == 200
+
+
 @pytest.mark.case("B-129")
 async def test_one_id_leads_through_the_logs_of_all_three_and_one_trace_through_the_spans(
     run, caplog
@@ -159,10 +171,11 @@ async def test_one_id_leads_through_the_logs_of_all_three_and_one_trace_through_
     caplog.set_level(logging.INFO)
     async with (
         collector() as (endpoint, spans),
-        run("shm", f"tracing.endpoint={endpoint}") as cluster,
+        run("shm", f"tracing.endpoint={endpoint}", "router.http_port=0") as cluster,
     ):
         await ask_traced(cluster, "whole", f"00-{TRACE}-{'1' * 16}-01")
         await ask_traced(cluster, "unsampled", f"00-{'7' * 32}-{'1' * 16}-00")
+        await ask_traced_over_http(cluster, f"00-{HTTP_TRACE}-{'1' * 16}-01")
         await cluster.ask(prompt_of(20, 1), max_tokens=3, request_id="begun")
         cluster.faults.order(Fault(Step.PIECE, FaultKind.CORRUPT))
         await cluster.ask(prompt_of(20, 2), max_tokens=3, request_id="broken")
@@ -177,7 +190,8 @@ async def test_one_id_leads_through_the_logs_of_all_three_and_one_trace_through_
     (begun,) = {what.split("(trace ")[1][:32] for _, what in said if "request begun" in what}
     # one trace for each request, of which each part of the cluster has spans
     own = {trace_id: {s for t, s in spans if t == trace_id} for trace_id, _ in spans}
-    assert own[TRACE] == own[begun] == {"twophase-router", "twophase-prefill", "twophase-decode"}
+    everywhere = {"twophase-router", "twophase-prefill", "twophase-decode"}
+    assert own[TRACE] == own[begun] == own[HTTP_TRACE] == everywhere
     assert "7" * 32 not in own
     # prefill says nothing of a call that the router took back before it heard of the failure
     broken = {who for who, what in said if "request broken" in what}
