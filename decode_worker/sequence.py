@@ -7,7 +7,7 @@ from core.errors import TwophaseError
 from core.events.chunks import Chunks
 from core.events.event import Event, EventKind
 from core.events.step import StepFacts
-from core.request import Logprobs, Request, WorkerName
+from core.request import FinishReason, Logprobs, Request, WorkerName
 from core.timeline import DecodeReport, PrefillReport
 from core.worker import BlockHolder, DecodeDone, PromptLogprobs, RemoteReservation, WorkerInfo
 from decode_worker.pace import Pace
@@ -164,15 +164,17 @@ class Sequence:
         self.pace = Pace(started_s)
         return started_s - self.ready_s
 
-    def log_done(self, done: DecodeDone) -> None:
-        """Say how it ended well."""
+    def done(self, finish_reason: FinishReason) -> DecodeDone:
+        """What its router is told with its last token; called once, and logged."""
+        report = self.decode_report()
         _log.info(
             "request %s: %s after token %d, decoded for %.3f s",
             self.request.log_name,
-            done.finish_reason,
+            finish_reason,
             len(self.output_token_ids) - 1,
-            done.report.decode_s,
+            report.decode_s,
         )
+        return DecodeDone(finish_reason, report)
 
     def log_failed(self, error: TwophaseError) -> None:
         """Say why it did not."""

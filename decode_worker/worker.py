@@ -26,7 +26,6 @@ from core.errors import (
 from core.request import OutputToken, RequestId
 from core.worker import (
     BlockHolder,
-    DecodeDone,
     DecodeUpdate,
     NewToken,
     RequestFailed,
@@ -35,6 +34,7 @@ from core.worker import (
     UpdateBuilder,
     WorkerInfo,
 )
+from decode_worker.counts import StepCounts
 from decode_worker.handoff import Closed, Failed, Handoffs, Outcome, Proven
 from decode_worker.limits import Limits
 from decode_worker.meter import DecodeMeter
@@ -62,6 +62,7 @@ class DecodeWorker:
         self.pool = pool
         self.handoffs = Handoffs(info.layout)
         self.meter = DecodeMeter()
+        self.counts = StepCounts(info.layout.token_bytes)
         self.address = ""
         self.num_steps = 0
         self.is_draining = False
@@ -193,7 +194,8 @@ class DecodeWorker:
         self.num_steps += 1
         self.meter.step(result.compute_s, now_s)
         in_step, self._in_step = self._in_step, []
-        self.steps.add(step_facts(in_step, now_s, result.compute_s))
+        self.steps.add(facts := step_facts(in_step, now_s, result.compute_s))
+        self.counts.step(facts)
         shares = zip(in_step, result.token_ids, strict=True)
         for i, ((sequence, num_tokens), token_id) in enumerate(shares):
             if sequence.is_ended:
@@ -295,14 +297,11 @@ class DecodeWorker:
             prefill = sequence.prefill_report(now_s)
             self._publish(sequence)
         finish_reason = request.finish_reason(token.token_id, index + 1)
-        done = None
-        if finish_reason is not None:
-            done = DecodeDone(finish_reason, sequence.decode_report())
+        done = None if finish_reason is None else sequence.done(finish_reason)
         self._updates[sequence.session_id].tokens.append(
             NewToken(request.request_id, token.token_id, index, done, prefill, token.logprobs)
         )
         if done is not None:
-            sequence.log_done(done)
             self._end(sequence, now_s)
 
     def _fail(self, sequence: Sequence, error: TwophaseError, now_s: float) -> None:

@@ -6,6 +6,7 @@ Runs in the router's event loop.
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 from core.clock import Clock
 from core.completion import Completion
@@ -25,6 +26,7 @@ from router.members.member import Member
 from router.running import RunningRequest
 from twophase.event_wire import step_to_wire
 from twophase.listing_wire import listed_request_to_wire, listed_worker_to_wire
+from twophase.policy_wire import policy_from_wire
 from twophase.report_wire import finding_to_wire, spread_to_wire, trouble_to_wire
 from twophase.server import Context, abort
 from twophase.signals_wire import demand_to_wire
@@ -221,6 +223,18 @@ class AdminService(pb_grpc.AdminServicer):
             now_wall_s=time.time(),
             clocks=tuple(m.peer.worker_clock for m in members if m.info.name in places),
         )
+
+    async def Reconfigure(
+        self, request: pb.ReconfigureRequest, context: Context
+    ) -> pb.ReconfigureResponse:
+        try:
+            router = policy_from_wire(request.policy, self._config.router)
+        except InvalidRequest as error:
+            await abort(context, error)
+            raise
+        self._config = replace(self._config, router=router)
+        self._dispatcher.obey(self._config.dispatch)
+        return pb.ReconfigureResponse()
 
 
 def _listed_worker(member: Member, now_s: float) -> ListedWorker:

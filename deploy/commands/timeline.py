@@ -15,7 +15,8 @@ from core.events.event import BoundedEvents, Event, EventKind
 from core.events.timeline import Timeline
 from deploy.commands.connection import DEFAULT_ADDRESS, Address, connect
 from deploy.commands.phase_bar import duration, phase_bar, phase_legend, summary
-from deploy.commands.scaling import scaling_records
+from deploy.commands.scaling import log_errors
+from deploy.decision_log import Entry, entries
 from deploy.perfetto import trace
 
 # Rows of chunks, of pushes and of decode steps, unless all are wanted.
@@ -173,14 +174,20 @@ def _times(event: Event, what: str) -> str:
     return f" in {event.count} {what}" if event.count > 1 else ""
 
 
+def _decisions(path: Path, since_s: float) -> list[Entry]:
+    """What changed something since then, and reloads."""
+    with log_errors(path):
+        found = [entry for _, entry in entries(path) if entry["now_s"] >= since_s]
+    return [entry for entry in found if entry["actions"] or "reload" in entry]
+
+
 def _write(
     out: Console, path: Path, address: str, window_s: float, scaling_log: Path | None
 ) -> None:
     with connect(address) as client:
         timelines, steps = client.admin.timelines(window_s), client.admin.steps(window_s)
-    decisions = [] if scaling_log is None else scaling_records(scaling_log)
     since_s = min((told.events[0].begin_s for told in timelines), default=0.0)
-    shown = [one for one in decisions if one["actions"] and one["now_s"] >= since_s]
+    shown = [] if scaling_log is None else _decisions(scaling_log, since_s)
     try:
         with path.open("w", encoding="utf-8") as file:
             json.dump(trace(timelines, steps, shown), file)

@@ -28,7 +28,6 @@ from core.clock import Clock
 from core.completion import Chunk, Completion
 from core.errors import PeerLost, TwophaseError
 from core.request import Logprobs
-from core.telemetry import CONTENT_TYPE
 from router.generation import Generation
 from router.http import openapi
 from router.http.body import Body, Kind, defaults_of, read_body
@@ -40,6 +39,7 @@ from router.incoming import Incoming
 from router.readiness import Readiness
 from router.request import Defaults, check_model, request_id_of
 from router.several import Delivery
+from router.telemetry.exposition import CONTENT_TYPE
 from router.tracing.context import trace_context
 
 EVENTS_TYPE = "text/event-stream; charset=utf-8"

@@ -27,6 +27,7 @@ from core.request import (
 from core.request_state import RequestState
 from core.sampling import Constraint, ConstraintKind, Sampling
 from core.signals import Demand, Moments, Signals
+from core.telemetry import TABLE, Sample
 from core.timeline import DecodeReport, Gap, Phases, PrefillReport, TransferReport
 from core.worker import (
     BlockHolder,
@@ -310,6 +311,17 @@ infos = fields(
     max_num_sequences=counts,
     kernels=texts,
 )
+
+
+@st.composite
+def samples(draw):
+    entry = draw(st.sampled_from(TABLE))
+    num_counts = len(entry.buckets) + 1 if entry.buckets else 0
+    labels = st.tuples(*[texts] * len(entry.labels))
+    counted = st.lists(wides, min_size=num_counts, max_size=num_counts).map(tuple)
+    return Sample(entry, draw(seconds), draw(labels), draw(counted))
+
+
 statuses = fields(
     WorkerStatus,
     name=names,
@@ -358,6 +370,7 @@ statuses = fields(
         ),
         max_size=2,
     ).map(tuple),
+    samples=st.lists(samples(), max_size=2).map(tuple),
 )
 reservations = fields(
     RemoteReservation,
@@ -398,6 +411,7 @@ all_errors = st.one_of(
     st.builds(errors.LayoutMismatch, texts),
     st.builds(errors.ConfigError, texts, texts, st.none() | texts.filter(bool)),
     st.builds(errors.ModelError, texts),
+    st.builds(errors.DeviceLost, texts),
     st.builds(errors.Unauthenticated, texts),
     st.builds(errors.PermissionDenied, texts),
 )
