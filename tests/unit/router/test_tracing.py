@@ -4,8 +4,10 @@ import socket
 import sys
 import threading
 import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
@@ -176,11 +178,46 @@ class TestExporter:
         exporter.close()
         assert exporter.counts["dropped"] > 0
 
-    def test_a_dead_collector_is_counted_and_holds_up_no_end(self, monkeypatch):
+    def test_over_http_spans_are_posted_to_the_url(self):
+        posted = []
+
+        class Collector(BaseHTTPRequestHandler):
+            def do_POST(self):
+                body = self.rfile.read(int(self.headers["content-length"]))
+                posted.append(
+                    (self.path, trace_service_pb2.ExportTraceServiceRequest.FromString(body))
+                )
+                self.send_response(200)
+                self.end_headers()
+
+            def log_message(self, *arguments):
+                pass
+
+        with HTTPServer(("127.0.0.1", 0), Collector) as server:
+            serving = threading.Thread(target=server.serve_forever, args=(0.01,))
+            serving.start()
+            url = f"http://127.0.0.1:{server.server_port}/v1/traces"
+            exporter = Exporter(TracingConfig(endpoint=url, protocol="http"))
+            exporter.put(traced())
+            exporter.close()
+            server.shutdown()
+            serving.join()
+        ((path, request),) = posted
+        assert path == "/v1/traces"
+        assert len(request.resource_spans) == 3
+        assert exporter.counts["exported"] == made().num_spans
+
+    @pytest.mark.parametrize(
+        ("protocol", "before", "after"), [("grpc", "", ""), ("http", "http://", "/")]
+    )
+    def test_a_dead_collector_is_counted_and_holds_up_no_end(
+        self, monkeypatch, protocol, before, after
+    ):
         monkeypatch.setattr(router.tracing.export, "CLOSE_LIMIT_S", 0.5)
         with socket.socket() as nobody:
             nobody.bind(("127.0.0.1", 0))
-            exporter = Exporter(TracingConfig(endpoint=f"127.0.0.1:{nobody.getsockname()[1]}"))
+            endpoint = f"{before}127.0.0.1:{nobody.getsockname()[1]}{after}"
+            exporter = Exporter(TracingConfig(endpoint=endpoint, protocol=protocol))
             exporter.put(traced())
             began_s = time.monotonic()
             exporter.close()
