@@ -18,6 +18,7 @@ from core.layout import Dtype
 from core.resources import ReplicaResources
 from core.scaling import ScalingConfig
 from core.security import SecurityConfig
+from core.tracing import TracingConfig
 
 MIB = 1 << 20
 
@@ -235,6 +236,8 @@ class ClusterConfig(_Section):
     router: RouterConfig = RouterConfig()
     security: SecurityConfig = SecurityConfig()
     chaos: ChaosConfig = ChaosConfig()
+    tracing: TracingConfig | None = None
+    """Absent: no spans. See docs/timeline.md."""
     scaling: ScalingConfig | None = None
     """Absent: pools keep their `replicas`, with which they begin otherwise. See docs/scaling.md."""
 

@@ -218,7 +218,8 @@ class Request:
     deadline_s is monotonic seconds of the process that holds the object; on the wire it travels
     as the seconds that remain. The last num_resumed_tokens of the prompt were made by earlier
     attempts: penalties count them as part of the answer. resumption is set where the client goes on
-    with an answer; like the sender it concerns the router alone.
+    with an answer; like the sender it concerns the router alone. trace_id, 32 hexadecimal digits or
+    empty, is for those who read logs.
     """
 
     request_id: RequestId
@@ -228,6 +229,12 @@ class Request:
     num_resumed_tokens: int = 0
     sender: Sender = Sender()
     resumption: Resumption | None = None
+    trace_id: str = ""
+
+    @property
+    def log_name(self) -> str:
+        """How log lines name it: its id, and the trace that it belongs to."""
+        return log_name(self.request_id, self.trace_id)
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -265,6 +272,7 @@ class Request:
             ),
             deadline_s=self.deadline_s,
             num_resumed_tokens=len(output_token_ids),
+            trace_id=self.trace_id,
         )
 
     def answer(self, index: int) -> "Request":
@@ -318,3 +326,8 @@ class Usage:
     num_decode_cached_tokens: int = 0
     num_transferred_tokens: int = 0
     num_local_prefill_tokens: int = 0
+
+
+def log_name(request_id: str, trace_id: str) -> str:
+    """How every log line names a request."""
+    return f"{request_id} (trace {trace_id})" if trace_id else request_id

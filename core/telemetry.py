@@ -240,6 +240,12 @@ KV_BLOCKS = _gauge(
     "worker",
     "state",
 )
+TRACE_SPANS = _counter(
+    "trace_spans",
+    "Spans that were made for the collector, where tracing is on: exported, failed (the collector "
+    "did not take them), or dropped (too many waited for it).",
+    "outcome",
+)
 READY = _gauge("ready", "1 when a token can flow through both pools, else 0.")
 
 TABLE = (
@@ -250,7 +256,7 @@ TABLE = (
     *(REQUESTS_RUNNING, REQUESTS_WAITING, OLDEST_IN_LINE, READY, WORKERS, STUCK_WORKERS),
     *(WORKER_REQUESTS, WORKER_OLDEST_WAIT, KV_BLOCKS, QUARANTINE_AGE, KV_IN_FLIGHT, MODEL_LOAD),
     *(WORKER_STEPS, STEP, DECODE_STEP, DECODE_KV_READ, WORKER_PROMPT_TOKENS, WORKER_OUTPUT_TOKENS),
-    *(LINK_BYTES, LINK_TRANSFER, LINK_WAIT, LINK_BANDWIDTH, LINK_ROUND_TRIP),
+    *(LINK_BYTES, LINK_TRANSFER, LINK_WAIT, LINK_BANDWIDTH, LINK_ROUND_TRIP, TRACE_SPANS),
 )
 
 

@@ -6,10 +6,10 @@ Runs in the event loop, between two steps: some microseconds for each, whatever 
 from bisect import bisect_left
 
 from core import telemetry
+from core.events.step import StepFacts
 from core.tally import Distribution, Tally
 from core.telemetry import BATCHES, HISTORIES, size_label
 from core.worker import Role
-from decode_worker.step_log import StepFacts
 
 
 class StepCounts:

@@ -10,10 +10,11 @@ Pure: facts and times in. O(1) for a token, but for one that makes the longest g
 from dataclasses import dataclass, field
 
 from core.events.event import MAX_NAMED
+from core.events.step import StepFacts
 from core.request import RequestId
 from core.timeline import DecodeReport, Gap
 from decode_worker.runs import Runs
-from decode_worker.step_log import StepFacts, StepLog
+from decode_worker.step_log import StepLog
 
 
 @dataclass(slots=True)

@@ -10,8 +10,8 @@ is bounded: the shortest neighbours are told together.
 from dataclasses import dataclass
 
 from core.events.event import BoundedEvents, Event, EventKind
+from core.events.step import StepFacts
 from core.timeline import Gap
-from decode_worker.step_log import StepFacts
 
 MAX_EVENTS = 48
 LONG = 3.0
@@ -31,18 +31,21 @@ class _Run:
     num_history_tokens: int = 0
 
     def takes(self, gap_s: float) -> bool:
-        if gap_s < MIN_LONG_S and self.length_s < MIN_LONG_S * self.num_steps:
-            return True
-        return self.length_s < 2 * gap_s * self.num_steps < 4 * self.length_s
+        mean_s = self.length_s / self.num_steps
+        is_similar = mean_s < 2 * gap_s and gap_s < 2 * mean_s
+        return is_similar or (gap_s < MIN_LONG_S and mean_s < MIN_LONG_S)
 
     def add(self, gap_s: float, step: StepFacts) -> None:
         self.num_steps += 1
         self.length_s += gap_s
         self.step_s += step.step_s
-        for _, num_tokens in step.prompts:
-            self.num_prompt_tokens += num_tokens
-        self.num_sequences = max(self.num_sequences, step.num_sequences)
-        self.num_history_tokens = max(self.num_history_tokens, step.num_history_tokens)
+        if step.prompts:
+            self.num_prompt_tokens += sum(num_tokens for _, num_tokens in step.prompts)
+        # Cheaper than max(): this is done for each token of each sequence.
+        if step.num_sequences > self.num_sequences:
+            self.num_sequences = step.num_sequences
+        if step.num_history_tokens > self.num_history_tokens:
+            self.num_history_tokens = step.num_history_tokens
 
     def event(self) -> Event:
         return Event(
@@ -75,11 +78,11 @@ class Runs:
 
     def step(self, index: int, begin_s: float, step: StepFacts) -> None:
         """The index-th token came out of `step`; the one before it at `begin_s`."""
-        gap_s = step.ended_s - begin_s
-        if self._run is None or not self._run.takes(gap_s):
+        gap_s, run = step.ended_s - begin_s, self._run
+        if run is None or not run.takes(gap_s):
             self._end_run()
-            self._run = _Run(index, begin_s)
-        self._run.add(gap_s, step)
+            run = self._run = _Run(index, begin_s)
+        run.add(gap_s, step)
         self._num_steps += 1
         self._length_s += gap_s
 

@@ -1,18 +1,22 @@
 """One request at a decode worker: its blocks, its tokens, and when what happened."""
 
+import logging
 from dataclasses import dataclass, field, replace
 
+from core.errors import TwophaseError
 from core.events.chunks import Chunks
 from core.events.event import Event, EventKind
-from core.request import Logprobs, Request, WorkerName
+from core.events.step import StepFacts
+from core.request import FinishReason, Logprobs, Request, WorkerName
 from core.timeline import DecodeReport, PrefillReport
-from core.worker import BlockHolder, PromptLogprobs, RemoteReservation, WorkerInfo
+from core.worker import BlockHolder, DecodeDone, PromptLogprobs, RemoteReservation, WorkerInfo
 from decode_worker.pace import Pace
-from decode_worker.step_log import StepFacts
 from engine.batch import SequenceStep
 from engine.block_pool import Reservation
 from engine.sampling.logits import history_of
 from kv_transfer.plan import Reservation as InboundReservation
+
+_log = logging.getLogger("twophase.decode_worker")
 
 
 @dataclass(slots=True)
@@ -159,6 +163,22 @@ class Sequence:
             return None
         self.pace = Pace(started_s)
         return started_s - self.ready_s
+
+    def done(self, finish_reason: FinishReason) -> DecodeDone:
+        """What its router is told with its last token; called once, and logged."""
+        report = self.decode_report()
+        _log.info(
+            "request %s: %s after token %d, decoded for %.3f s",
+            self.request.log_name,
+            finish_reason,
+            len(self.output_token_ids) - 1,
+            report.decode_s,
+        )
+        return DecodeDone(finish_reason, report)
+
+    def log_failed(self, error: TwophaseError) -> None:
+        """Say why it did not."""
+        _log.info("request %s: %s", self.request.log_name, error)
 
     def prefill_report(self, now_s: float) -> PrefillReport:
         """What was measured of a prompt that was read here and is done at `now_s`."""

@@ -17,13 +17,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 from core.clock import Clock
 from core.errors import InvariantBroken, PeerLost, TwophaseError
-from core.request import RequestId
+from core.request import RequestId, log_name
 from core.worker import CancelRequest, DecodeUpdate, Reserve, Role, WorkerInfo, WorkerStatus
 from decode_worker.link import LinkServer
 from decode_worker.worker import DecodeWorker
 from engine.failed_steps import FailedSteps
 from engine.runner import Runner
-from twophase import link_wire, status_wire, worker_wire
+from twophase import event_wire, link_wire, status_wire, worker_wire
 from twophase.server import Context, readable, run_stream
 from twophase.v1 import worker_pb2 as pb
 from twophase.v1 import worker_pb2_grpc as pb_grpc
@@ -112,23 +112,9 @@ class DecodeService(pb_grpc.WorkerServicer, pb_grpc.DecodeWorkerServicer):
             outbox = self._sessions.get(session_id)
             if outbox is not None:
                 outbox.put_nowait(update)
-            self._log_ended(update)
         self._work.set()
         if self._worker.is_draining and self._worker.num_known == 0:
             self._is_drained.set()
-
-    def _log_ended(self, update: DecodeUpdate) -> None:
-        for failed in update.failed:
-            self._log.info("request %s: %s", failed.request_id, failed.error)
-        for token in update.tokens:
-            if token.done is not None:
-                self._log.info(
-                    "request %s: %s after token %d, decoded for %.3f s",
-                    token.request_id,
-                    token.done.finish_reason,
-                    token.index,
-                    token.done.report.decode_s,
-                )
 
     async def Session(
         self,
@@ -165,8 +151,10 @@ class DecodeService(pb_grpc.WorkerServicer, pb_grpc.DecodeWorkerServicer):
         try:
             command = worker_wire.command_from_wire(message, now_s)
         except TwophaseError as error:
-            request_id = RequestId(message.reserve.request.request_id)
-            self._worker.refuse(session_id, request_id, error)
+            refused = message.reserve.request
+            name = log_name(refused.request_id, refused.trace_id)
+            self._log.info("request %s: %s", name, error)
+            self._worker.refuse(session_id, RequestId(refused.request_id), error)
             self.changed()
             return
         match command:
@@ -190,6 +178,12 @@ class DecodeService(pb_grpc.WorkerServicer, pb_grpc.DecodeWorkerServicer):
 
     async def _until_ending(self) -> None:
         await self._is_ending.wait()
+
+    async def ListSteps(
+        self, request: pb.ListStepsRequest, context: Context
+    ) -> pb.ListStepsResponse:
+        steps = self._worker.steps.within(request.window_s, self._clock.now_s())
+        return pb.ListStepsResponse(steps=map(event_wire.step_to_wire, steps))
 
     async def GetInfo(self, request: pb.GetInfoRequest, context: Context) -> pb.WorkerInfo:
         return worker_wire.info_to_wire(self._info, self._clock.now_s())

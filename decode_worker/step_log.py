@@ -4,28 +4,12 @@ Pure: facts in; the newest are kept.
 """
 
 from collections import deque
-from dataclasses import dataclass
 from itertools import islice, takewhile
 
-from core.request import RequestId
+from core.events.step import StepFacts
 
-# Steps that are remembered; a gap over more of them names only the last.
-MAX_STEPS = 64
-
-
-@dataclass(frozen=True, slots=True)
-class StepFacts:
-    """One step of the engine: when, how long, and what was in it.
-
-    num_history_tokens: tokens whose KV the sequences that decode read. prompts: tokens that were
-    read of each request's prompt.
-    """
-
-    ended_s: float
-    step_s: float
-    num_sequences: int
-    num_history_tokens: int
-    prompts: tuple[tuple[RequestId, int], ...]
+# Steps that are remembered: minutes of a large model. About 1 MiB.
+MAX_STEPS = 8192
 
 
 class StepLog:
@@ -49,6 +33,13 @@ class StepLog:
     def has_read_a_prompt_since(self, after_s: float) -> bool:
         """Whether a step that ended after then read one."""
         return self._prompt_read_s > after_s
+
+    def within(self, window_s: float, now_s: float) -> list[StepFacts]:
+        """Those that ended in the last `window_s`, oldest first."""
+        newest_first = takewhile(
+            lambda step: now_s - step.ended_s <= window_s, reversed(self._steps)
+        )
+        return list(newest_first)[::-1]
 
     def since(self, after_s: float) -> list[StepFacts]:
         """The last step, then those before it that ended after then, newest first."""

@@ -26,7 +26,6 @@ from core.errors import (
 from core.request import OutputToken, RequestId
 from core.worker import (
     BlockHolder,
-    DecodeDone,
     DecodeUpdate,
     NewToken,
     RequestFailed,
@@ -76,7 +75,7 @@ class DecodeWorker:
         self._fencing: dict[tuple[RequestId, int], Sequence] = {}
         self._in_step: list[tuple[Sequence, int]] = []
         self._step_started_s = 0.0
-        self._steps = StepLog()
+        self.steps = StepLog()
         self._updates: dict[str, UpdateBuilder] = defaultdict(UpdateBuilder)
 
     @property
@@ -117,11 +116,12 @@ class DecodeWorker:
     def reserve(self, session_id: str, command: Reserve, now_s: float) -> None:
         """Let a request wait for blocks, or refuse it; either is told to the session."""
         request = command.request
+        sequence = Sequence(session_id, request, command.prefill_locally, now_s)
         try:
             self._check(command)
         except TwophaseError as error:
+            sequence.log_failed(error)
             return self.refuse(session_id, request.request_id, error)
-        sequence = Sequence(session_id, request, command.prefill_locally, now_s)
         self._sequences[request.request_id] = sequence
         self._waiting.append(sequence)
         self._is_grant_due = True
@@ -194,7 +194,7 @@ class DecodeWorker:
         self.num_steps += 1
         self.meter.step(result.compute_s, now_s)
         in_step, self._in_step = self._in_step, []
-        self._steps.add(facts := step_facts(in_step, now_s, result.compute_s))
+        self.steps.add(facts := step_facts(in_step, now_s, result.compute_s))
         self.counts.step(facts)
         shares = zip(in_step, result.token_ids, strict=True)
         for i, ((sequence, num_tokens), token_id) in enumerate(shares):
@@ -203,7 +203,7 @@ class DecodeWorker:
                 continue
             if (slot_wait_s := sequence.try_begin_decode(self._step_started_s)) is not None:
                 self.meter.waited(slot_wait_s, now_s)
-            sequence.computed(num_tokens, self._steps.last)
+            sequence.computed(num_tokens, self.steps.last)
             if i in result.prompt_logprobs:
                 told = sequence.scored(result.prompt_logprobs[i])
                 self._updates[sequence.session_id].prompt_logprobs.append(told)
@@ -291,15 +291,13 @@ class DecodeWorker:
         sequence.output_token_ids.append(token.token_id)
         prefill = None
         if sequence.pace is not None:
-            sequence.pace.token(index, self._steps)
+            sequence.pace.token(index, self.steps)
         if not sequence.is_running:
             sequence.ready_s = now_s
             prefill = sequence.prefill_report(now_s)
             self._publish(sequence)
         finish_reason = request.finish_reason(token.token_id, index + 1)
-        done = None
-        if finish_reason is not None:
-            done = DecodeDone(finish_reason, sequence.decode_report())
+        done = None if finish_reason is None else sequence.done(finish_reason)
         self._updates[sequence.session_id].tokens.append(
             NewToken(request.request_id, token.token_id, index, done, prefill, token.logprobs)
         )
@@ -307,6 +305,7 @@ class DecodeWorker:
             self._end(sequence, now_s)
 
     def _fail(self, sequence: Sequence, error: TwophaseError, now_s: float) -> None:
+        sequence.log_failed(error)
         self.refuse(sequence.session_id, sequence.request.request_id, error)
         self._end(sequence, now_s)
 

@@ -34,6 +34,7 @@ from deploy.commands.phase_bar import phase_bar, phase_legend, summary
 from deploy.commands.scaling import scaling_app
 from deploy.commands.simulate import simulate, what_if
 from deploy.commands.status import status
+from deploy.commands.timeline import timeline
 from deploy.commands.up import down, up
 from deploy.live_config import LiveConfig
 from deploy.own_client import own_client, wait_until_ready
@@ -59,6 +60,7 @@ app.command()(explain)
 app.command()(diagnose)
 app.command()(doctor)
 app.command()(status)
+app.command()(timeline)
 app.command()(up)
 app.command()(down)
 

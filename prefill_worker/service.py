@@ -24,7 +24,7 @@ from core.errors import (
     TransferFailure,
     TwophaseError,
 )
-from core.request import Request, RequestId
+from core.request import Request, RequestId, log_name
 from core.worker import (
     FirstToken,
     PrefillEvent,
@@ -120,7 +120,8 @@ class PrefillService(pb_grpc.WorkerServicer, pb_grpc.PrefillWorkerServicer):
                 async for event in events:
                     await context.write(worker_wire.prefill_event_to_wire(event))
         except TwophaseError as error:
-            self._log.info("request %s: %s", request.request.request_id, error)
+            name = log_name(request.request.request_id, request.request.trace_id)
+            self._log.info("request %s: %s", name, error)
             await abort(context, error)
 
     async def _prefill(
@@ -152,7 +153,7 @@ class PrefillService(pb_grpc.WorkerServicer, pb_grpc.PrefillWorkerServicer):
             report = await handoff.sealed()
             self._log.info(
                 "request %s: %d prompt tokens read, %d bytes of KV sealed at %s",
-                request.request_id,
+                request.log_name,
                 request.num_prompt_tokens,
                 report.num_bytes,
                 reservation.decode_worker,

@@ -5,11 +5,14 @@ Runs in the router's event loop.
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
 from dataclasses import replace
 
 from core.clock import Clock
+from core.completion import Completion
 from core.diagnosis import spreads, troubles
 from core.errors import InvalidRequest, PeerLost, TwophaseError
+from core.events.event import Event
 from core.events.timeline import Timeline
 from core.listing import ListedRequest, ListedWorker
 from core.request import PROBE_ID, RequestId, WorkerName, id_of_attempt
@@ -17,9 +20,11 @@ from core.worker import BlockHolder, Role
 from router.config import FrontDoorConfig
 from router.dispatch import Dispatcher
 from router.generation import FrontDoor
+from router.history import Ended
 from router.members.fleet import Fleet
 from router.members.member import Member
 from router.running import RunningRequest
+from twophase.event_wire import step_to_wire
 from twophase.listing_wire import listed_request_to_wire, listed_worker_to_wire
 from twophase.policy_wire import policy_from_wire
 from twophase.report_wire import finding_to_wire, spread_to_wire, trouble_to_wire
@@ -29,6 +34,7 @@ from twophase.status_wire import holder_to_wire, kv_totals_to_wire, status_to_wi
 from twophase.timeline_wire import timeline_to_wire
 from twophase.v1 import admin_pb2 as pb
 from twophase.v1 import admin_pb2_grpc as pb_grpc
+from twophase.v1 import timeline_pb2
 from twophase.wire import completion_to_wire
 
 STATUS_TIMEOUT_S = 2.0
@@ -174,23 +180,46 @@ class AdminService(pb_grpc.AdminServicer):
             raise error
         return pb.GetTimelineResponse(timeline=timeline_to_wire(timeline))
 
+    async def ListTimelines(
+        self, request: pb.ListTimelinesRequest, context: Context
+    ) -> AsyncIterator[timeline_pb2.Timeline]:
+        for ended in self._door.history.ended_within(request.window_s or float("inf")):
+            yield timeline_to_wire(self._ended_timeline(ended))
+
+    async def ListWorkerSteps(
+        self, request: pb.ListWorkerStepsRequest, context: Context
+    ) -> AsyncIterator[pb.WorkerSteps]:
+        members = self._fleet.members(Role.DECODE)
+        asked = [member.peer.steps(request.window_s, STATUS_TIMEOUT_S) for member in members]
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        for member, steps in zip(members, answers, strict=True):
+            if not isinstance(steps, BaseException):
+                yield pb.WorkerSteps(worker=member.info.name, steps=map(step_to_wire, steps))
+
     def _timeline(self, request_id: RequestId) -> Timeline | None:
-        now_s, running = self._clock.now_s(), self._door.running.find(request_id)
+        running = self._door.running.find(request_id)
         if running is not None and running.answer is not None:
-            completion, record = running.answer.known(now_s), running.answer.record
-            events = record.events(None)
-        elif (ended := self._door.history.find(request_id)) is not None:
-            completion, running = ended.completion, None
-            events = ended.record.events(completion.phases.total_s)
-        else:
-            return None
+            completion = running.answer.known(self._clock.now_s())
+            return self._told(completion, running.answer.record.events(None), is_running=True)
+        ended = self._door.history.find(request_id)
+        return None if ended is None else self._ended_timeline(ended)
+
+    def _ended_timeline(self, ended: Ended) -> Timeline:
+        completion = ended.completion
+        return self._told(
+            completion, ended.record.events(completion.phases.total_s), is_running=False
+        )
+
+    def _told(
+        self, completion: Completion, events: tuple[Event, ...], *, is_running: bool
+    ) -> Timeline:
         places = {event.where for event in events}
         members = [member for role in Role for member in self._fleet.members(role)]
         return Timeline(
             completion,
             events,
-            is_running=running is not None,
-            now_s=now_s,
+            is_running=is_running,
+            now_s=self._clock.now_s(),
             now_wall_s=time.time(),
             clocks=tuple(m.peer.worker_clock for m in members if m.info.name in places),
         )

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from core.config import ClusterConfig, LocalPrefill, Mode, RouterConfig
 from core.security import SecurityConfig
+from core.tracing import TracingConfig
 from router.policy import DispatchPolicy
 
 
@@ -16,6 +17,7 @@ class FrontDoorConfig:
     router: RouterConfig
     may_convert_dtype: bool = False
     security: SecurityConfig = SecurityConfig()
+    tracing: TracingConfig | None = None
 
     @property
     def dispatch(self) -> DispatchPolicy:
@@ -50,4 +52,5 @@ class FrontDoorConfig:
             router=cluster.router,
             may_convert_dtype=cluster.transfer.convert_dtype,
             security=cluster.security,
+            tracing=cluster.tracing,
         )

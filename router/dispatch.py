@@ -161,8 +161,9 @@ class Dispatcher:
         """Count it, and after a failed handoff have the next probe tell whether any can succeed."""
         if is_probe:
             return  # its own failure must not call for the next probe at once
-        request_id = answer.request.request_id
-        self._log.warning("request %s: an attempt failed: %s", request_id, failure.error)
+        self._log.warning(
+            "request %s: an attempt failed: %s", answer.request.log_name, failure.error
+        )
         self._counters.attempt_failed(placement, failure.error)
         if isinstance(failure.error, TransferFailed):
             self._fleet.announce()

@@ -20,23 +20,21 @@ from core.clock import Clock
 from core.completion import Chunk, Completion
 from core.config import Mode
 from core.errors import InvalidRequest, PeerLost, TwophaseError
-from core.request import OutputToken, Request, RequestId, Sender, answer_id
-from core.sampling import Sampling
+from core.request import OutputToken, Request, Sender, answer_id, log_name
 from core.worker import Role
 from router.answer import Answer
 from router.config import FrontDoorConfig
 from router.constraint import grammar_of
 from router.dispatch import Dispatcher
 from router.history import History
+from router.incoming import Incoming
 from router.keys import caller
 from router.members.fleet import Fleet
 from router.placing.placement import max_tokens_of
 from router.readiness import Readiness
 from router.request import (
     MAX_NAME,
-    Defaults,
     Limits,
-    Prompt,
     check_model,
     num_answers_of,
     resumption_of,
@@ -52,6 +50,7 @@ from router.text.answer_text import AnswerText
 from router.text.detokenizer import Detokenizer
 from router.text.tokenizer import Tokenizer
 from router.totals import KvCounters
+from router.tracing.traces import Traces
 
 # At most 20 alternatives each: below gRPC's usual 4 MiB.
 PROMPT_LOGPROBS_PER_MESSAGE = 1024
@@ -61,36 +60,16 @@ PROMPT_LOGPROBS_PER_MESSAGE = 1024
 class FrontDoor:
     """What all services share: who is inside, who was, is the cluster ready, what was measured.
 
-    recorder, where one is asked for, writes down who left.
+    traces tell others what was measured; recorder, where one is asked for, writes down who left.
     """
 
     readiness: Readiness
     counters: KvCounters
     running: RunningRequests
     history: History
+    traces: Traces
     measured: Measured = field(default_factory=Measured)
     recorder: Recorder | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Incoming:
-    """A request as it came, unpacked and not yet checked.
-
-    received_s is the router's clock; time_limit_s counts from there, None takes the router's
-    default. model is empty for the one that is served. sender is what the request says itself.
-    resumed_token_ids are those of its answer that the client has from another router; None for a
-    new answer.
-    """
-
-    request_id: RequestId
-    model: str
-    prompt: Prompt
-    asked: Sampling
-    received_s: float
-    time_limit_s: float | None = None
-    defaults: Defaults = Defaults()
-    sender: Sender = Sender()
-    resumed_token_ids: tuple[int, ...] | None = None
 
 
 class Generation:
@@ -112,6 +91,7 @@ class Generation:
         self._counters = door.counters
         self._running = door.running
         self._history = door.history
+        self._traces = door.traces
         self._measured = door.measured
         self._recorder = door.recorder
         self._config = config
@@ -132,6 +112,7 @@ class Generation:
             InvalidRequest, Overloaded, DeadlineExceeded, Cancelled, PeerLost, TransferFailed: as
                 their names say, with what was known of the answer; logged here.
         """
+        incoming = replace(incoming, trace=self._traces.begun(incoming.trace))
         try:
             num_answers = num_answers_of(incoming.asked, self._max_n)
             id_, received_s = incoming.request_id, incoming.received_s
@@ -142,7 +123,7 @@ class Generation:
                 try:
                     completions = await make_answers(num_answers, make, deliver, prompt_read)
                 except (asyncio.CancelledError, TwophaseError):
-                    self._remember_failed(running)
+                    self._remember_failed(incoming, running)
                     raise
                 finally:
                     self._measured.left(running.answers)
@@ -151,20 +132,31 @@ class Generation:
         except BaseException as error:
             self._measured.failed(error)
             if isinstance(error, TwophaseError):
-                self._log.info("request %s: %s", incoming.request_id, error)
+                self._log.info("request %s: %s", incoming.log_name, error)
             raise
         self._measured.finished(completions)
         for completion, answer in zip(completions, running.answers, strict=True):
             self._counters.finished(completion)
             name = answer_id(incoming.request_id, answer.index)
-            self._history.add(replace(completion, request_id=name), answer.record)
-            self._log_completion(name, completion)
+            self._remember(incoming, replace(completion, request_id=name), answer)
+            self._log_completion(log_name(name, incoming.trace_id), completion)
         return completions
 
-    def _remember_failed(self, running: RunningRequest) -> None:
+    def _remember_failed(self, incoming: Incoming, running: RunningRequest) -> None:
         answer, known = running.answer, running.known(self._clock.now_s())
         if answer is not None and known is not None:
-            self._history.add(known, answer.record)
+            self._remember(incoming, known, answer)
+
+    def _remember(self, incoming: Incoming, completion: Completion, answer: Answer) -> None:
+        self._history.add(completion, answer.record)
+        self._traces.ended(
+            incoming.trace,
+            completion,
+            answer.record,
+            answer.request,
+            model=self._config.model,
+            operation=incoming.operation,
+        )
 
     def bytes_of(self, token_id: int) -> bytes:
         """What one token stands for, as `Tokenizer.bytes_of`."""
@@ -223,6 +215,7 @@ class Generation:
             sampling,
             incoming.received_s + limit_s,
             sender=_sender(incoming.sender),
+            trace_id=incoming.trace_id,
             resumption=resumption_of(incoming.resumed_token_ids, asked, sampling, limits),
         )
 
@@ -284,7 +277,7 @@ class Generation:
         await deliver(Delivery(request, (Chunk(text.finish(), (), told, index=index),)))
         return completion
 
-    def _log_completion(self, name: RequestId, completion: Completion) -> None:
+    def _log_completion(self, name: str, completion: Completion) -> None:
         usage, phases = completion.usage, completion.phases
         self._log.info(
             "request %s: %s, %d prompt and %d output tokens, first token %.3f s, total %.3f s, "

@@ -48,11 +48,14 @@ class History:
         """What a request suffered from, beside what all took that are remembered."""
         return explain(ended.completion, usual_of(self.since(float("inf"))))
 
+    def ended_within(self, window_s: float) -> list[Ended]:
+        """Requests that ended within the last `window_s`, in that order."""
+        oldest_s = self._clock.now_s() - window_s
+        return [ended for ended in self._ended.values() if ended.ended_s >= oldest_s]
+
     def since(self, window_s: float) -> list[Completion]:
         """Requests that ended well within the last `window_s`."""
-        oldest_s = self._clock.now_s() - window_s
-        recent = [ended for ended in self._ended.values() if ended.ended_s >= oldest_s]
-        return [ended.completion for ended in recent if _is_whole(ended)]
+        return [ended.completion for ended in self.ended_within(window_s) if _is_whole(ended)]
 
 
 def _is_whole(ended: Ended) -> bool:

@@ -34,6 +34,7 @@ from router.telemetry.gauges import Gauges
 from router.telemetry.recorder import Recorder
 from router.text.tokenizer import Tokenizer
 from router.totals import KvCounters
+from router.tracing.traces import running_traces
 from twophase.credentials import internal_credentials
 from twophase.server import Server, running_server
 from twophase.v1 import admin_pb2_grpc, inference_pb2_grpc
@@ -62,6 +63,7 @@ async def serve(
     http_defaults = checkpoint_defaults(directory)
     counters = KvCounters()
     async with (
+        running_traces(config.tracing, clock) as traces,
         Fleet(
             clock,
             worker_timeout_s=config.router.worker_timeout_s,
@@ -100,6 +102,7 @@ async def serve(
             counters,
             running,
             History(config.router.history, clock),
+            traces,
             recorder=Recorder(config.router.record) if config.router.record else None,
         )
         generation = Generation(fleet, dispatcher, tokenizer, door, config=config, clock=clock)

@@ -17,10 +17,12 @@ from core.errors import InvalidRequest, TwophaseError
 from core.request import RequestId
 from router.codec import Codec
 from router.config import FrontDoorConfig
-from router.generation import Generation, Incoming
+from router.generation import Generation
+from router.incoming import Incoming
 from router.request import Prompt, checked_sender, request_id_of
 from router.running import RunningRequests
 from router.several import Deliver, Delivery
+from router.tracing.context import trace_context
 from twophase.server import Context, abort
 from twophase.v1 import inference_pb2 as pb
 from twophase.v1 import inference_pb2_grpc as pb_grpc
@@ -88,6 +90,7 @@ class InferenceService(pb_grpc.InferenceServicer):
                 time_limit_s=context.time_remaining(),
                 resumed_token_ids=_resumed_token_ids(request),
                 sender=checked_sender(sender_from_wire(request)),
+                trace=trace_context(_headers(context)),
             )
             await self._generation.run(incoming, deliver)
         except TwophaseError as error:
@@ -140,6 +143,12 @@ def _joined(chunks: Sequence[Chunk]) -> Chunk:
         chunks[0].index,
         tuple(logprobs for chunk in chunks for logprobs in chunk.prompt_logprobs),
     )
+
+
+def _headers(context: Context) -> dict[str, str]:
+    """What the call's metadata tells in text."""
+    metadata = context.invocation_metadata() or ()
+    return {key: value for key, value in metadata if isinstance(value, str)}
 
 
 def _resumed_token_ids(request: pb.GenerateRequest) -> tuple[int, ...] | None:

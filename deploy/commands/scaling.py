@@ -28,7 +28,7 @@ def scaling_log(
     follow: Annotated[bool, typer.Option(help="Go on with what is added, until Ctrl-C.")] = False,
 ) -> None:
     """One sentence for each decision that changed something, and for each reload."""
-    with _read_errors(path):
+    with log_errors(path):
         found = decision_log.follow(path, _pause) if follow else decision_log.entries(path)
         _show(found, every=every)
 
@@ -46,7 +46,7 @@ def scaling_explain(
     number: Annotated[int, typer.Argument(min=1, help="As `scaling log` numbers them.")],
 ) -> None:
     """Everything that one decision was made from."""
-    with _read_errors(path):
+    with log_errors(path):
         found = dict(decision_log.entries(path))
     if number > len(found):
         raise ConfigError(str(path), f"holds {len(found)} decisions, no number {number}")
@@ -57,7 +57,8 @@ def scaling_explain(
 
 
 @contextmanager
-def _read_errors(path: Path) -> Iterator[None]:
+def log_errors(path: Path) -> Iterator[None]:
+    """ConfigError in the place of what is wrong with the log that is read within."""
     try:
         yield
     except OSError as error:

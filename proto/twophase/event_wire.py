@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from core.events.clock_offset import WorkerClock
 from core.events.event import Event, EventKind
+from core.events.step import StepFacts
 from core.request import RequestId, WorkerName
 from twophase.v1 import timeline_pb2 as pb
 
@@ -65,3 +66,28 @@ def events_from_wire(messages: Iterable[pb.Event], clock: WorkerClock) -> tuple[
     """A worker's events on our clock; those of kinds that we do not know are left out."""
     known = (message for message in messages if message.kind in _KINDS)
     return tuple(clock.moved(event_from_wire(message)) for message in known)
+
+
+def step_to_wire(step: StepFacts) -> pb.Step:
+    """A step as a message."""
+    return pb.Step(
+        ended_s=step.ended_s,
+        step_s=step.step_s,
+        num_sequences=step.num_sequences,
+        num_history_tokens=step.num_history_tokens,
+        prompts=[
+            pb.PromptShare(request_id=request_id, num_tokens=num_tokens)
+            for request_id, num_tokens in step.prompts
+        ],
+    )
+
+
+def step_from_wire(message: pb.Step, clock: WorkerClock = OWN_CLOCK) -> StepFacts:
+    """A step from its message; `clock` is the sender's."""
+    return StepFacts(
+        ended_s=message.ended_s - clock.offset_s,
+        step_s=message.step_s,
+        num_sequences=message.num_sequences,
+        num_history_tokens=message.num_history_tokens,
+        prompts=tuple((RequestId(p.request_id), p.num_tokens) for p in message.prompts),
+    )

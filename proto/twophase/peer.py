@@ -14,6 +14,7 @@ import grpc
 from core.clock import Clock
 from core.errors import Cancelled, PeerLost, TwophaseError, Unauthenticated
 from core.events.clock_offset import ClockOffset, WorkerClock
+from core.events.step import StepFacts
 from core.link import LinkDown, LinkUp
 from core.request import Request, WorkerName
 from core.worker import (
@@ -25,7 +26,7 @@ from core.worker import (
     WorkerInfo,
     WorkerStatus,
 )
-from twophase import link_wire, status_wire, worker_wire
+from twophase import event_wire, link_wire, status_wire, worker_wire
 from twophase.credentials import Credentials
 from twophase.errors import from_rpc_error
 from twophase.v1 import worker_pb2 as pb
@@ -183,6 +184,13 @@ class Peer:
         with _core_errors(self.address):
             message = await self._worker.ListBlocks(pb.ListBlocksRequest(), timeout=timeout_s)
             return [status_wire.holder_from_wire(holder) for holder in message.holders]
+
+    async def steps(self, window_s: float, timeout_s: float) -> list[StepFacts]:
+        """What a decode worker's engine did in the last `window_s`, oldest first."""
+        with _core_errors(self.address):
+            request = pb.ListStepsRequest(window_s=window_s)
+            message = await self._decode.ListSteps(request, timeout=timeout_s)
+            return [event_wire.step_from_wire(step, self.worker_clock) for step in message.steps]
 
     async def prefill(
         self, request: Request, reservation: RemoteReservation

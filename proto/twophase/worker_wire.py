@@ -131,6 +131,7 @@ def request_to_wire(request: Request, now_s: float) -> pb.WireRequest:
         ),
         remaining_s=request.deadline_s - now_s,
         num_resumed_tokens=request.num_resumed_tokens,
+        trace_id=request.trace_id,
     )
 
 
@@ -161,6 +162,7 @@ def request_from_wire(message: pb.WireRequest, now_s: float) -> Request:
         ),
         deadline_s=now_s + message.remaining_s,
         num_resumed_tokens=message.num_resumed_tokens,
+        trace_id=message.trace_id,
     )
 
 

@@ -28,17 +28,19 @@ from core.clock import Clock
 from core.completion import Chunk, Completion
 from core.errors import PeerLost, TwophaseError
 from core.request import Logprobs
-from router.generation import Generation, Incoming
+from router.generation import Generation
 from router.http import openapi
 from router.http.body import Body, Kind, defaults_of, read_body
 from router.http.errors import INTERNAL, Problem, problem_of, renamed
 from router.http.logprobs import NO_ECHO, Echo
 from router.http.reading import JSON_TYPE, BodyReader
 from router.http.replies import Replies, Sent, error_event, server_timing
+from router.incoming import Incoming
 from router.readiness import Readiness
 from router.request import Defaults, check_model, request_id_of
 from router.several import Delivery
 from router.telemetry.exposition import CONTENT_TYPE
+from router.tracing.context import trace_context
 
 EVENTS_TYPE = "text/event-stream; charset=utf-8"
 # Larger bodies are unpacked in a thread, so that running streams go on meanwhile.
@@ -142,6 +144,7 @@ class HttpApp:
             received_s=received_s,
             defaults=defaults_of(kind, self.defaults),
             sender=body.sender,
+            trace=trace_context(request.headers),
         )
         replies = Replies(
             kind,

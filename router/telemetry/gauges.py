@@ -44,6 +44,8 @@ class Gauges:
         yield Sample(telemetry.READY, self.door.readiness.is_ready)
         yield Sample(telemetry.STUCK_WORKERS, len(self.fleet.stuck))
         yield from self._totals()
+        for outcome, count in self.door.traces.counts.items():
+            yield Sample(telemetry.TRACE_SPANS, count, (outcome,))
         for role in Role:
             yield from self._pool(role)
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import statistics
 import time
 from dataclasses import replace
 
@@ -198,9 +197,9 @@ async def test_the_phase_that_was_delayed_is_named_and_no_other(run):
             await timeline_shows(cluster, completion, phase)
             healthy, _ = await ask(cluster, 1000 + number)
             assert await phases_named(cluster, healthy) == []
-        # Client and servers share one event loop and a machine with other tests: half of them may
-        # be held up by that, the others show how well the two clocks agree.
-        assert statistics.median(longer) < 0.02
+        # Client and servers share one event loop, and the machine with other tests: that only adds
+        # to what the client waits, so the least held up shows how well the two clocks agree.
+        assert min(longer) < 0.02
         diagnosis = await cluster.client.admin.diagnose(60.0)
         assert {trouble.worst.phase for trouble in diagnosis.troubles} == set(DELAYS)
         assert diagnosis.num_requests == 8 + 2 * len(DELAYS)

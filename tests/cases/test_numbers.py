@@ -4,8 +4,12 @@ import asyncio
 import contextlib
 import logging
 import time
+from contextlib import asynccontextmanager
 
+import grpc
+import httpx2
 import pytest
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 
 from bench.parity import wait_until_ready
 from core.errors import DeadlineExceeded, PeerLost, TransferFailed
@@ -13,6 +17,7 @@ from tests.cases.one_process import prompt_of, until
 from tests.cases.scrape import scrape
 from tests.contract.faulty import Fault, FaultKind, Step
 from twophase.client import Sampling
+from twophase.v1 import inference_pb2, inference_pb2_grpc
 
 NUM_LAYERS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE = 4, 2, 16, 16
 BLOCK_BYTES = NUM_LAYERS * 2 * NUM_KV_HEADS * HEAD_DIM * BLOCK_SIZE * 4
@@ -245,11 +250,71 @@ def broken(*arguments):
     raise RuntimeError("ordered")
 
 
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+HTTP_TRACE = "8" * 32
+
+
+@asynccontextmanager
+async def collector():
+    """An OTLP collector: where it listens, and (trace id, service) of each span that it gets."""
+    spans = []
+
+    class Collector(trace_service_pb2_grpc.TraceServiceServicer):
+        async def Export(self, request, context):
+            for of_service in request.resource_spans:
+                told = {
+                    pair.key: pair.value.string_value for pair in of_service.resource.attributes
+                }
+                for scope in of_service.scope_spans:
+                    spans.extend((s.trace_id.hex(), told["service.name"]) for s in scope.spans)
+            return trace_service_pb2.ExportTraceServiceResponse()
+
+    server = grpc.aio.server()
+    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(Collector(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield f"127.0.0.1:{port}", spans
+    finally:
+        await server.stop(None)
+
+
+async def ask_traced(cluster, request_id, traceparent):
+    """One answer to a client that traces."""
+    ids = inference_pb2.TokenIds(ids=prompt_of(20, 1))
+    sampling = inference_pb2.SamplingParams(max_tokens=3, ignore_eos=True)
+    asked = inference_pb2.GenerateRequest(
+        request_id=request_id, prompt_token_ids=ids, sampling=sampling
+    )
+    async with grpc.aio.insecure_channel(cluster.address) as channel:
+        stub = inference_pb2_grpc.InferenceStub(channel)
+        message = inference_pb2.GenerateOnceRequest(request=asked)
+        await stub.GenerateOnce(message, metadata=(("traceparent", traceparent),))
+
+
+async def ask_traced_over_http(cluster, traceparent):
+    """The same over HTTP."""
+    address = (await cluster.client.status()).http_address
+    message = {"prompt": prompt_of(20, 3), "max_tokens": 3}
+    async with httpx2.AsyncClient() as http:
+        headers = {"traceparent": traceparent}
+        reply = await http.post(f"http://{address}/v1/completions", json=message, headers=headers)
+    assert reply.status_code == 200
+
+
 @pytest.mark.case("B-129")
-async def test_one_id_leads_through_the_logs_of_all_three(run, caplog):
+async def test_one_id_leads_through_the_logs_of_all_three_and_one_trace_through_the_spans(
+    run, caplog
+):
     caplog.set_level(logging.INFO)
-    async with run("shm") as cluster:
-        await cluster.ask(prompt_of(20, 1), max_tokens=3, request_id="whole")
+    async with (
+        collector() as (endpoint, spans),
+        run("shm", f"tracing.endpoint={endpoint}", "router.http_port=0") as cluster,
+    ):
+        await ask_traced(cluster, "whole", f"00-{TRACE}-{'1' * 16}-01")
+        await ask_traced(cluster, "unsampled", f"00-{'7' * 32}-{'1' * 16}-00")
+        await ask_traced_over_http(cluster, f"00-{HTTP_TRACE}-{'1' * 16}-01")
+        await cluster.ask(prompt_of(20, 1), max_tokens=3, request_id="begun")
         cluster.faults.order(Fault(Step.PIECE, FaultKind.CORRUPT))
         await cluster.ask(prompt_of(20, 2), max_tokens=3, request_id="broken")
         cluster.faults.order()
@@ -257,6 +322,15 @@ async def test_one_id_leads_through_the_logs_of_all_three(run, caplog):
     said = [(record.name, record.getMessage()) for record in caplog.records]
     whole = {who for who, what in said if "request whole" in what}
     assert whole == {"twophase.router", "twophase.prefill_worker", "twophase.decode_worker"}
+    assert all(
+        f"request whole (trace {TRACE})" in what for _, what in said if "request whole" in what
+    )
+    (begun,) = {what.split("(trace ")[1][:32] for _, what in said if "request begun" in what}
+    # one trace for each request, of which each part of the cluster has spans
+    own = {trace_id: {s for t, s in spans if t == trace_id} for trace_id, _ in spans}
+    everywhere = {"twophase-router", "twophase-prefill", "twophase-decode"}
+    assert own[TRACE] == own[begun] == own[HTTP_TRACE] == everywhere
+    assert "7" * 32 not in own
     # prefill says nothing of a call that the router took back before it heard of the failure
     broken = {who for who, what in said if "request broken" in what}
     assert broken >= {"twophase.router", "twophase.decode_worker"}

@@ -1,6 +1,7 @@
 """What a client finds at the endpoint beside Generate: health, reflection, model, messages."""
 
 import asyncio
+import json
 import time
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import psutil
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from typer.testing import CliRunner
 
 from core.completion import ChatMessage
 from core.errors import Cancelled, DeadlineExceeded, DuplicateRequest, InvalidRequest
@@ -17,6 +19,7 @@ from core.events.timeline import Timeline
 from core.listing import WorkerState
 from core.request import FinishReason
 from core.request_state import RequestState
+from deploy.cli import app
 from tests.e2e.conftest import StartCluster
 from tests.e2e.nothing_left import assert_nothing_left
 from twophase.client import AsyncClient, Client, Sampling
@@ -361,3 +364,37 @@ def _assert_in_order(timeline: Timeline) -> None:
         slack_s = first[before].uncertainty_s + first[after].uncertainty_s + 1e-6
         assert first[before].begin_s <= first[after].begin_s + slack_s, (before, after)
     assert timeline.events[-1].kind is kind.END
+
+
+def test_a_request_is_shown_as_a_waterfall_and_all_of_them_in_a_file_for_perfetto(
+    tiny_model_directory: Path, start_cluster: StartCluster, tmp_path: Path
+) -> None:
+    cluster, path = start_cluster(tiny_model_directory, *SETUP), tmp_path / "trace.json"
+    log = tmp_path / "scaling.jsonl"
+    with Client(cluster.address) as client:
+        timeline, _ = _ask_timed(client, 9)
+    decision = {"now_s": timeline.now_s, "sentence": "decode 1 -> 2", "actions": [{}]}
+    log.write_text("\n".join(map(json.dumps, [decision, {**decision, "actions": []}])))
+    request_id, at = timeline.completion.request_id, ("--address", cluster.address)
+
+    shown = CliRunner().invoke(app, ["timeline", request_id, *at])
+    wrote = CliRunner().invoke(
+        app, ["timeline", "--perfetto", str(path), "--scaling-log", str(log), *at]
+    )
+
+    assert shown.exit_code == wrote.exit_code == 0, (shown.output, wrote.output)
+    for part in (request_id, "router", "prefill-0", "decode-0", "chunk", "layers 0-", "steps"):
+        assert part in shown.output
+    assert "1 scaling decisions" in wrote.output
+    events = json.loads(path.read_text())["traceEvents"]
+    assert {f"request {request_id}", f"chunk of {request_id}", "step"} <= {
+        e["name"] for e in events
+    }
+    # one clock: the engine's steps are the ones that the request's own events tell of
+    own = [event for event in events if event.get("args", {}).get("request_id") == request_id]
+    runs = [event for event in own if event["name"].startswith(("steps", "gap"))]
+    steps = [event for event in events if event.get("cat") == "decode steps"]
+    assert runs[-1]["ts"] + runs[-1]["dur"] == pytest.approx(
+        max(step["ts"] + step["dur"] for step in steps), abs=1.0
+    )
+    assert CliRunner().invoke(app, ["timeline", *at]).exit_code == 2

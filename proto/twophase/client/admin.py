@@ -6,11 +6,13 @@ Reached as `Client.admin` and `AsyncClient.admin`; uses their connection.
 from typing import Any
 
 from core.config import RouterConfig
+from core.events.step import StepFacts
 from core.events.timeline import Timeline
 from core.finding import Diagnosis, Explained
 from core.listing import ListedRequest, ListedWorker
 from core.request import WorkerName
-from twophase.client.calls import call, call_async
+from twophase.client.calls import call, call_async, call_stream
+from twophase.event_wire import step_from_wire
 from twophase.listing_wire import listed_request_from_wire, listed_worker_from_wire
 from twophase.policy_wire import policy_to_wire
 from twophase.report_wire import diagnosis_from_wire, finding_from_wire
@@ -20,6 +22,7 @@ from twophase.wire import completion_from_wire
 
 TIMEOUT_S = 5.0
 ADD_TIMEOUT_S = 30.0
+LIST_TIMEOUT_S = 30.0
 
 
 class Admin:
@@ -81,6 +84,27 @@ class Admin:
         message = pb.GetTimelineRequest(request_id=request_id)
         reply = call(self._address, self._stub.GetTimeline, message, timeout_s)
         return timeline_from_wire(reply.timeline)
+
+    def timelines(
+        self, window_s: float = 0.0, *, timeout_s: float = LIST_TIMEOUT_S
+    ) -> list[Timeline]:
+        """Those of requests that ended within the last `window_s`; 0 for all remembered."""
+        request = pb.ListTimelinesRequest(window_s=window_s)
+        messages = call_stream(self._address, self._stub.ListTimelines, request, timeout_s)
+        return [timeline_from_wire(message) for message in messages]
+
+    def steps(
+        self, window_s: float, *, timeout_s: float = LIST_TIMEOUT_S
+    ) -> dict[WorkerName, tuple[StepFacts, ...]]:
+        """What each decode worker's engine did in the last `window_s`, on the router's clock.
+
+        The last 8,192 steps of each worker are remembered.
+        """
+        request = pb.ListWorkerStepsRequest(window_s=window_s)
+        messages = call_stream(self._address, self._stub.ListWorkerSteps, request, timeout_s)
+        return {
+            WorkerName(told.worker): tuple(map(step_from_wire, told.steps)) for told in messages
+        }
 
     def reconfigure(self, router: RouterConfig, *, timeout_s: float = TIMEOUT_S) -> None:
         """Have the router take from this section what it reads anew for each request.

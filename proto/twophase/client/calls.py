@@ -22,3 +22,11 @@ async def call_async(address: str, method: Any, request: Any, timeout_s: float |
         return await method(request, timeout=timeout_s)
     except grpc.RpcError as error:
         raise from_rpc_error(error, address) from error
+
+
+def call_stream(address: str, method: Any, request: Any, timeout_s: float | None) -> list[Any]:
+    """All messages that `method` answers with; raises errors of the core tree."""
+    try:
+        return list(method(request, timeout=timeout_s))
+    except grpc.RpcError as error:
+        raise from_rpc_error(error, address) from error

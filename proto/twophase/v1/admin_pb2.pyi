@@ -301,6 +301,26 @@ class GetTimelineResponse(_message.Message):
     timeline: _timeline_pb2.Timeline
     def __init__(self, timeline: _Optional[_Union[_timeline_pb2.Timeline, _Mapping]] = ...) -> None: ...
 
+class ListTimelinesRequest(_message.Message):
+    __slots__ = ("window_s",)
+    WINDOW_S_FIELD_NUMBER: _ClassVar[int]
+    window_s: float
+    def __init__(self, window_s: _Optional[float] = ...) -> None: ...
+
+class ListWorkerStepsRequest(_message.Message):
+    __slots__ = ("window_s",)
+    WINDOW_S_FIELD_NUMBER: _ClassVar[int]
+    window_s: float
+    def __init__(self, window_s: _Optional[float] = ...) -> None: ...
+
+class WorkerSteps(_message.Message):
+    __slots__ = ("worker", "steps")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    steps: _containers.RepeatedCompositeFieldContainer[_timeline_pb2.Step]
+    def __init__(self, worker: _Optional[str] = ..., steps: _Optional[_Iterable[_Union[_timeline_pb2.Step, _Mapping]]] = ...) -> None: ...
+
 class DiagnoseRequest(_message.Message):
     __slots__ = ("window_s",)
     WINDOW_S_FIELD_NUMBER: _ClassVar[int]

@@ -4,6 +4,7 @@ import grpc
 import warnings
 
 from twophase.v1 import admin_pb2 as twophase_dot_v1_dot_admin__pb2
+from twophase.v1 import timeline_pb2 as twophase_dot_v1_dot_timeline__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -83,6 +84,16 @@ class AdminStub:
                 '/twophase.v1.Admin/GetTimeline',
                 request_serializer=twophase_dot_v1_dot_admin__pb2.GetTimelineRequest.SerializeToString,
                 response_deserializer=twophase_dot_v1_dot_admin__pb2.GetTimelineResponse.FromString,
+                _registered_method=True)
+        self.ListTimelines = channel.unary_stream(
+                '/twophase.v1.Admin/ListTimelines',
+                request_serializer=twophase_dot_v1_dot_admin__pb2.ListTimelinesRequest.SerializeToString,
+                response_deserializer=twophase_dot_v1_dot_timeline__pb2.Timeline.FromString,
+                _registered_method=True)
+        self.ListWorkerSteps = channel.unary_stream(
+                '/twophase.v1.Admin/ListWorkerSteps',
+                request_serializer=twophase_dot_v1_dot_admin__pb2.ListWorkerStepsRequest.SerializeToString,
+                response_deserializer=twophase_dot_v1_dot_admin__pb2.WorkerSteps.FromString,
                 _registered_method=True)
         self.Reconfigure = channel.unary_unary(
                 '/twophase.v1.Admin/Reconfigure',
@@ -168,6 +179,20 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListTimelines(self, request, context):
+        """Tells the timelines of all requests that ended lately.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListWorkerSteps(self, request, context):
+        """Tells the steps that the decode workers did lately, a message for each worker that answers.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Reconfigure(self, request, context):
         """Has requests from now on be placed and recovered by these settings; those inside keep theirs.
         INVALID_ARGUMENT, and nothing changes, when one of them is out of its range. Idempotent.
@@ -228,6 +253,16 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.GetTimeline,
                     request_deserializer=twophase_dot_v1_dot_admin__pb2.GetTimelineRequest.FromString,
                     response_serializer=twophase_dot_v1_dot_admin__pb2.GetTimelineResponse.SerializeToString,
+            ),
+            'ListTimelines': grpc.unary_stream_rpc_method_handler(
+                    servicer.ListTimelines,
+                    request_deserializer=twophase_dot_v1_dot_admin__pb2.ListTimelinesRequest.FromString,
+                    response_serializer=twophase_dot_v1_dot_timeline__pb2.Timeline.SerializeToString,
+            ),
+            'ListWorkerSteps': grpc.unary_stream_rpc_method_handler(
+                    servicer.ListWorkerSteps,
+                    request_deserializer=twophase_dot_v1_dot_admin__pb2.ListWorkerStepsRequest.FromString,
+                    response_serializer=twophase_dot_v1_dot_admin__pb2.WorkerSteps.SerializeToString,
             ),
             'Reconfigure': grpc.unary_unary_rpc_method_handler(
                     servicer.Reconfigure,
@@ -505,6 +540,60 @@ class Admin:
             '/twophase.v1.Admin/GetTimeline',
             twophase_dot_v1_dot_admin__pb2.GetTimelineRequest.SerializeToString,
             twophase_dot_v1_dot_admin__pb2.GetTimelineResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListTimelines(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/twophase.v1.Admin/ListTimelines',
+            twophase_dot_v1_dot_admin__pb2.ListTimelinesRequest.SerializeToString,
+            twophase_dot_v1_dot_timeline__pb2.Timeline.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListWorkerSteps(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/twophase.v1.Admin/ListWorkerSteps',
+            twophase_dot_v1_dot_admin__pb2.ListWorkerStepsRequest.SerializeToString,
+            twophase_dot_v1_dot_admin__pb2.WorkerSteps.FromString,
             options,
             channel_credentials,
             insecure,

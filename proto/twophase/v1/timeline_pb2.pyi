@@ -91,6 +91,28 @@ class Event(_message.Message):
     note: str
     def __init__(self, kind: _Optional[_Union[EventKind, str]] = ..., begin_s: _Optional[float] = ..., end_s: _Optional[float] = ..., where: _Optional[str] = ..., attempt: _Optional[int] = ..., uncertainty_s: _Optional[float] = ..., index: _Optional[int] = ..., count: _Optional[int] = ..., busy_s: _Optional[float] = ..., num_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_bytes: _Optional[int] = ..., first_layer: _Optional[int] = ..., num_layers: _Optional[int] = ..., num_sequences: _Optional[int] = ..., num_history_tokens: _Optional[int] = ..., request_ids: _Optional[_Iterable[str]] = ..., note: _Optional[str] = ...) -> None: ...
 
+class Step(_message.Message):
+    __slots__ = ("ended_s", "step_s", "num_sequences", "num_history_tokens", "prompts")
+    ENDED_S_FIELD_NUMBER: _ClassVar[int]
+    STEP_S_FIELD_NUMBER: _ClassVar[int]
+    NUM_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    NUM_HISTORY_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PROMPTS_FIELD_NUMBER: _ClassVar[int]
+    ended_s: float
+    step_s: float
+    num_sequences: int
+    num_history_tokens: int
+    prompts: _containers.RepeatedCompositeFieldContainer[PromptShare]
+    def __init__(self, ended_s: _Optional[float] = ..., step_s: _Optional[float] = ..., num_sequences: _Optional[int] = ..., num_history_tokens: _Optional[int] = ..., prompts: _Optional[_Iterable[_Union[PromptShare, _Mapping]]] = ...) -> None: ...
+
+class PromptShare(_message.Message):
+    __slots__ = ("request_id", "num_tokens")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    num_tokens: int
+    def __init__(self, request_id: _Optional[str] = ..., num_tokens: _Optional[int] = ...) -> None: ...
+
 class WorkerClock(_message.Message):
     __slots__ = ("worker", "offset_s", "uncertainty_s")
     WORKER_FIELD_NUMBER: _ClassVar[int]

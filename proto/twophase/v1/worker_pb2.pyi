@@ -195,18 +195,20 @@ class LinkStatus(_message.Message):
     def __init__(self, peer: _Optional[str] = ..., backend: _Optional[str] = ..., reason: _Optional[str] = ..., num_bytes: _Optional[int] = ..., latency_s: _Optional[float] = ..., bytes_per_s: _Optional[float] = ...) -> None: ...
 
 class WireRequest(_message.Message):
-    __slots__ = ("request_id", "prompt_token_ids", "sampling", "remaining_s", "num_resumed_tokens")
+    __slots__ = ("request_id", "prompt_token_ids", "sampling", "remaining_s", "num_resumed_tokens", "trace_id")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     REMAINING_S_FIELD_NUMBER: _ClassVar[int]
     NUM_RESUMED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TRACE_ID_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
     sampling: WireSampling
     remaining_s: float
     num_resumed_tokens: int
-    def __init__(self, request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[WireSampling, _Mapping]] = ..., remaining_s: _Optional[float] = ..., num_resumed_tokens: _Optional[int] = ...) -> None: ...
+    trace_id: str
+    def __init__(self, request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[WireSampling, _Mapping]] = ..., remaining_s: _Optional[float] = ..., num_resumed_tokens: _Optional[int] = ..., trace_id: _Optional[str] = ...) -> None: ...
 
 class WireSampling(_message.Message):
     __slots__ = ("max_tokens", "temperature", "top_k", "top_p", "seed", "stop_token_ids", "min_tokens", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "num_logprobs", "grammar", "num_prompt_logprobs")
@@ -363,6 +365,18 @@ class DecodeUpdate(_message.Message):
     is_draining: bool
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[PromptLogprobs]
     def __init__(self, reserved: _Optional[_Iterable[_Union[Reserved, _Mapping]]] = ..., tokens: _Optional[_Iterable[_Union[NewToken, _Mapping]]] = ..., failed: _Optional[_Iterable[_Union[RequestFailed, _Mapping]]] = ..., is_draining: _Optional[bool] = ..., prompt_logprobs: _Optional[_Iterable[_Union[PromptLogprobs, _Mapping]]] = ...) -> None: ...
+
+class ListStepsRequest(_message.Message):
+    __slots__ = ("window_s",)
+    WINDOW_S_FIELD_NUMBER: _ClassVar[int]
+    window_s: float
+    def __init__(self, window_s: _Optional[float] = ...) -> None: ...
+
+class ListStepsResponse(_message.Message):
+    __slots__ = ("steps",)
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    steps: _containers.RepeatedCompositeFieldContainer[_timeline_pb2.Step]
+    def __init__(self, steps: _Optional[_Iterable[_Union[_timeline_pb2.Step, _Mapping]]] = ...) -> None: ...
 
 class Reserved(_message.Message):
     __slots__ = ("request_id", "reservation")

@@ -281,6 +281,11 @@ class DecodeWorkerStub:
                 request_serializer=twophase_dot_v1_dot_worker__pb2.LinkUp.SerializeToString,
                 response_deserializer=twophase_dot_v1_dot_worker__pb2.LinkDown.FromString,
                 _registered_method=True)
+        self.ListSteps = channel.unary_unary(
+                '/twophase.v1.DecodeWorker/ListSteps',
+                request_serializer=twophase_dot_v1_dot_worker__pb2.ListStepsRequest.SerializeToString,
+                response_deserializer=twophase_dot_v1_dot_worker__pb2.ListStepsResponse.FromString,
+                _registered_method=True)
 
 
 class DecodeWorkerServicer:
@@ -301,6 +306,13 @@ class DecodeWorkerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListSteps(self, request, context):
+        """Lists the steps of its engine that ended lately, as far as they are remembered, oldest first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_DecodeWorkerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -313,6 +325,11 @@ def add_DecodeWorkerServicer_to_server(servicer, server):
                     servicer.Link,
                     request_deserializer=twophase_dot_v1_dot_worker__pb2.LinkUp.FromString,
                     response_serializer=twophase_dot_v1_dot_worker__pb2.LinkDown.SerializeToString,
+            ),
+            'ListSteps': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListSteps,
+                    request_deserializer=twophase_dot_v1_dot_worker__pb2.ListStepsRequest.FromString,
+                    response_serializer=twophase_dot_v1_dot_worker__pb2.ListStepsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -369,6 +386,33 @@ class DecodeWorker:
             '/twophase.v1.DecodeWorker/Link',
             twophase_dot_v1_dot_worker__pb2.LinkUp.SerializeToString,
             twophase_dot_v1_dot_worker__pb2.LinkDown.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListSteps(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/twophase.v1.DecodeWorker/ListSteps',
+            twophase_dot_v1_dot_worker__pb2.ListStepsRequest.SerializeToString,
+            twophase_dot_v1_dot_worker__pb2.ListStepsResponse.FromString,
             options,
             channel_credentials,
             insecure,

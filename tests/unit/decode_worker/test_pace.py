@@ -1,8 +1,9 @@
 """How fast an answer grows, and what ran in its longest gap."""
 
+from core.events.step import StepFacts
 from core.timeline import DecodeReport
 from decode_worker.pace import Pace
-from decode_worker.step_log import MAX_STEPS, StepFacts, StepLog
+from decode_worker.step_log import MAX_STEPS, StepLog
 
 
 def decode_step(ended_s, num_sequences=1, num_history_tokens=10, prompts=()):
@@ -63,3 +64,10 @@ def test_a_gap_over_more_steps_than_are_kept_names_the_last():
 
 def test_an_answer_without_a_token_of_decode_took_no_time():
     assert Pace(began_s=3.0).report(0.0) == DecodeReport(0.0, 0.0)
+
+
+def test_the_steps_of_a_window_are_told_oldest_first():
+    log = StepLog()
+    for ended_s in (1.0, 5.0, 9.0, 10.0):
+        log.add(decode_step(ended_s))
+    assert [step.ended_s for step in log.within(5.0, now_s=10.0)] == [5.0, 9.0, 10.0]

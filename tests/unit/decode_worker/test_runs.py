@@ -3,9 +3,10 @@
 import random
 
 from core.events.event import EventKind
+from core.events.step import StepFacts
 from decode_worker.pace import Pace
 from decode_worker.runs import MAX_EVENTS
-from decode_worker.step_log import StepFacts, StepLog
+from decode_worker.step_log import StepLog
 
 
 def events_of(lengths_s, *, prompts_at=(), num_sequences=lambda index: 1):

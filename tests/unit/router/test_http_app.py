@@ -22,10 +22,11 @@ from core.sampling import Sampling
 from core.worker import CancelRequest, RequestFailed, Reserve, Role
 from router.config import FrontDoorConfig
 from router.dispatch import Dispatcher
-from router.generation import FrontDoor, Generation, Incoming
+from router.generation import FrontDoor, Generation
 from router.history import History
 from router.http.app import HttpApp
 from router.http.reading import BodyReader
+from router.incoming import Incoming
 from router.request import Defaults
 from router.running import RunningRequests
 from router.telemetry.gauges import Gauges
@@ -33,6 +34,7 @@ from router.telemetry.recorder import Recorder
 from router.text.chat_template import ChatTemplate
 from router.text.tokenizer import Tokenizer
 from router.totals import KvCounters
+from router.tracing.traces import Traces
 from tests.unit.router.doubles import (
     DONE,
     END,
@@ -180,7 +182,8 @@ async def empty_world(fleet, clock, router_config, monkeypatch, tmp_path):
     config = FrontDoorConfig("tiny", Mode.DISAGGREGATED, router_config)
     running = RunningRequests(router_config.max_active_requests, clock)
     recorder = Recorder(tmp_path / "record")
-    door = FrontDoor(Probe(), counters, running, History(10, clock), recorder=recorder)
+    history = History(10, clock)
+    door = FrontDoor(Probe(), counters, running, history, Traces(clock), recorder=recorder)
     async with Dispatcher(fleet, config.dispatch, counters, clock) as dispatcher:
         generation = Generation(
             fleet, dispatcher, make_tokenizer(), door, config=config, clock=clock

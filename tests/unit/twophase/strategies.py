@@ -9,6 +9,7 @@ from core.completion import ChatMessage, Chunk, Completion
 from core.errors import TransferFailure
 from core.events.clock_offset import WorkerClock
 from core.events.event import Event, EventKind
+from core.events.step import StepFacts
 from core.events.timeline import Timeline
 from core.finding import Finding, PhaseSpread, Symptom, Trouble
 from core.layout import Dtype, KVLayout
@@ -150,6 +151,7 @@ requests = fields(
     num_resumed_tokens=counts,
     sender=st.just(Sender()),
     resumption=st.none(),
+    trace_id=texts,
 )
 phases = fields(
     Phases,
@@ -186,6 +188,14 @@ events = fields(
     num_history_tokens=wides,
     request_ids=st.lists(request_ids, max_size=2).map(tuple),
     note=texts,
+)
+steps = fields(
+    StepFacts,
+    ended_s=seconds,
+    step_s=seconds,
+    num_sequences=counts,
+    num_history_tokens=wides,
+    prompts=st.lists(st.tuples(request_ids, counts), max_size=2).map(tuple),
 )
 # A worker tells no place and no uncertainty: who hears it knows better.
 told_events = st.lists(

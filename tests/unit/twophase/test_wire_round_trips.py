@@ -11,6 +11,7 @@ from core import link, worker
 from core.errors import TwophaseError
 from tests.unit.twophase import strategies as some
 from twophase import (
+    event_wire,
     link_wire,
     listing_wire,
     report_wire,
@@ -46,6 +47,7 @@ PAIRS = {
     "sampling": (some.askings, wire.sampling_to_wire, wire.sampling_from_wire),
     "chunk": (some.chunks, wire.chunk_to_wire, wire.chunk_from_wire),
     "timeline": (some.timelines, timeline_wire.timeline_to_wire, timeline_wire.timeline_from_wire),
+    "step": (some.steps, event_wire.step_to_wire, event_wire.step_from_wire),
     "finding": (some.findings, report_wire.finding_to_wire, report_wire.finding_from_wire),
     "trouble": (some.troubles, report_wire.trouble_to_wire, report_wire.trouble_from_wire),
     "spread": (some.phase_spreads, report_wire.spread_to_wire, report_wire.spread_from_wire),

@@ -1,0 +1,30 @@
+"""The `tracing` section of the YAML: where spans go. Without the section, nowhere."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class TracingConfig(BaseModel):
+    """One OpenTelemetry trace for each request, over router, prefill, transfer and decode."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    endpoint: str
+    """Of the collector: host:port for grpc, a URL (http://host:4318/v1/traces) for http."""
+    protocol: Literal["grpc", "http"] = "grpc"
+    """OTLP over gRPC, or over HTTP with protobuf."""
+    sample_ratio: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """Share of the requests that are exported; those that come with a W3C traceparent are exported
+    as its sampled flag says."""
+    max_waiting_spans: int = Field(default=8192, ge=512)
+    """Spans that may wait for the collector; of more, those of whole requests are dropped."""
+
+    @model_validator(mode="after")
+    def _fits_protocol(self) -> Self:
+        is_url = self.endpoint.startswith(("http://", "https://"))
+        if self.protocol == "http" and not is_url:
+            raise ValueError(f"endpoint {self.endpoint!r} must be a URL for protocol http")
+        if self.protocol == "grpc" and (is_url or ":" not in self.endpoint):
+            raise ValueError(f"endpoint {self.endpoint!r} must be host:port for protocol grpc")
+        return self
