@@ -217,6 +217,14 @@ class RouterConfig(_Section):
     """Longest wait for running requests when the router, or a worker, is stopping."""
 
 
+class TelemetryConfig(_Section):
+    """What is kept of requests and steps beyond what serving, placing and scaling need."""
+
+    enabled: bool = True
+    """false keeps nothing: no explain or diagnose, on /metrics only gauges and what links carried;
+    `make bench-telemetry` tells what it costs."""
+
+
 class ClusterConfig(_Section):
     """A whole cluster."""
 
@@ -231,6 +239,7 @@ class ClusterConfig(_Section):
     transfer: TransferConfig = TransferConfig()
     router: RouterConfig = RouterConfig()
     security: SecurityConfig = SecurityConfig()
+    telemetry: TelemetryConfig = TelemetryConfig()
     chaos: ChaosConfig = ChaosConfig()
     scaling: ScalingConfig | None = None
     """Absent: pools keep their `replicas`, with which they begin otherwise. See docs/scaling.md."""

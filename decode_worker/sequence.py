@@ -8,6 +8,7 @@ from core.request import Logprobs, Request, WorkerName
 from core.timeline import DecodeReport, PrefillReport
 from core.worker import BlockHolder, PromptLogprobs, RemoteReservation, WorkerInfo
 from decode_worker.pace import Pace
+from decode_worker.recording import BarePace
 from decode_worker.step_log import StepFacts
 from engine.batch import SequenceStep
 from engine.block_pool import Reservation
@@ -35,7 +36,7 @@ class Sequence:
     num_cached_tokens: int = 0
     chunks: Chunks = field(default_factory=Chunks)
     ready_s: float | None = None
-    pace: Pace | None = None
+    pace: Pace | BarePace | None = None
     is_ended: bool = False
 
     @property
@@ -153,11 +154,11 @@ class Sequence:
         if not self.is_running:
             self.chunks.add(num_tokens, len(step.prompts), step.step_s, step.ended_s)
 
-    def try_begin_decode(self, started_s: float) -> float | None:
+    def try_begin_decode(self, started_s: float, pace: type[Pace] | type[BarePace]) -> float | None:
         """How long it waited for a slot if its first decode step began then; None for others."""
         if self.ready_s is None or self.pace is not None:
             return None
-        self.pace = Pace(started_s)
+        self.pace = pace(started_s)
         return started_s - self.ready_s
 
     def prefill_report(self, now_s: float) -> PrefillReport:

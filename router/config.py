@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from core.config import ClusterConfig, LocalPrefill, Mode, RouterConfig
+from core.config import ClusterConfig, LocalPrefill, Mode, RouterConfig, TelemetryConfig
 from core.security import SecurityConfig
 from router.policy import DispatchPolicy
 
@@ -16,6 +16,7 @@ class FrontDoorConfig:
     router: RouterConfig
     may_convert_dtype: bool = False
     security: SecurityConfig = SecurityConfig()
+    telemetry: TelemetryConfig = TelemetryConfig()
 
     @property
     def dispatch(self) -> DispatchPolicy:
@@ -50,4 +51,5 @@ class FrontDoorConfig:
             router=cluster.router,
             may_convert_dtype=cluster.transfer.convert_dtype,
             security=cluster.security,
+            telemetry=cluster.telemetry,
         )

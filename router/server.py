@@ -29,7 +29,9 @@ from router.message_limit import message_limit_of
 from router.readiness import Readiness
 from router.running import RunningRequests
 from router.service import InferenceService
+from router.telemetry.exposition import NoTelemetry, Telemetry
 from router.telemetry.gauges import Gauges
+from router.telemetry.measured import Measured
 from router.text.tokenizer import Tokenizer
 from router.totals import KvCounters
 from twophase.credentials import internal_credentials
@@ -93,7 +95,13 @@ async def serve(
             clock=clock,
         )
         running = RunningRequests(config.router.max_active_requests, clock)
-        door = FrontDoor(readiness, counters, running, History(config.router.history, clock))
+        door = FrontDoor(
+            readiness,
+            counters,
+            running,
+            History(config.router.history if config.telemetry.enabled else 0, clock),
+            Measured(Telemetry() if config.telemetry.enabled else NoTelemetry()),
+        )
         generation = Generation(fleet, dispatcher, tokenizer, door, config=config, clock=clock)
         codec = Codec(tokenizer, generation.limits)
         inference = InferenceService(generation, codec, door.running, config=config, clock=clock)
