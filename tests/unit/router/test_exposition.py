@@ -83,3 +83,11 @@ def test_where_nothing_is_measured_gauges_are_told_alone():
     measured.meter(0.0, ManualClock()).delivered()
     gauge = Sample(telemetry.READY, 1.0)
     assert list(families(measured.telemetry.exposition([gauge]))) == ["twophase_ready"]
+
+
+def test_a_client_that_had_no_time_left_did_not_give_up():
+    measured = Measured()
+    for is_late in (False, True, True):
+        measured.failed(asyncio.CancelledError(), is_late=is_late)
+    told = families(measured.telemetry.exposition([]))["twophase_requests"].samples
+    assert {s.labels["outcome"]: s.value for s in told} == {"cancelled": 1, "deadline_exceeded": 2}
