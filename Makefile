@@ -10,7 +10,7 @@ PACKAGES := core engine kv_transfer prefill_worker decode_worker router deploy b
 .DEFAULT_GOAL := help
 .PHONY: help demo serve test test-thorough check docs proto format model parity clean \
 	fuzz chaos bench-engine bench-cancel bench-frontdoor bench-interference bench-recovery \
-	bench-scaling bench-simulate bench-telemetry bench-transfer
+	bench-scaling bench-simulate bench-simulate-reality bench-telemetry bench-transfer
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -89,6 +89,9 @@ bench-scaling: $(DEV)  ## Real pools under a load that turns from long prompts t
 
 bench-simulate: $(DEV)  ## The autoscaler beside others on a manual clock; TRACES="files" adds traces
 	$(BIN)/python -m bench.simulate $(TRACES)
+
+bench-simulate-reality: $(DEV)  ## The simulator beside a real cluster of one worker in each pool
+	$(BIN)/python -m bench.simulate.reality
 
 bench-telemetry: $(DEV)  ## What histories, timelines, metrics and scrapes cost decode: on against off
 	$(BIN)/python -m bench.telemetry

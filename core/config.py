@@ -215,6 +215,8 @@ class RouterConfig(_Section):
     """With local_prefill auto: most prompt tokens, less what is cached, to be read that way."""
     drain_s: Seconds = 30.0
     """Longest wait for running requests when the router, or a worker, is stopping."""
+    record: Path | None = None
+    """File to which times and lengths of requests are appended, for `twophase what-if`."""
 
 
 class TelemetryConfig(_Section):

@@ -47,6 +47,7 @@ from router.request import (
 from router.running import RunningRequest, RunningRequests
 from router.several import Deliver, Delivery, Make, make_answers
 from router.telemetry.measured import Measured
+from router.telemetry.recorder import Recorder
 from router.text.answer_text import AnswerText
 from router.text.detokenizer import Detokenizer
 from router.text.tokenizer import Tokenizer
@@ -60,13 +61,17 @@ LATE_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class FrontDoor:
-    """What all services share: who is inside, who was, is the cluster ready, what was measured."""
+    """What all services share: who is inside, who was, is the cluster ready, what was measured.
+
+    recorder, where one is asked for, writes down who left.
+    """
 
     readiness: Readiness
     counters: KvCounters
     running: RunningRequests
     history: History
     measured: Measured = field(default_factory=Measured)
+    recorder: Recorder | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +115,7 @@ class Generation:
         self._running = door.running
         self._history = door.history
         self._measured = door.measured
+        self._recorder = door.recorder
         self._config = config
         self._clock = clock
         self._limits: Limits | None = None
@@ -142,6 +148,8 @@ class Generation:
                     raise
                 finally:
                     self._measured.left(running.answers)
+                    if self._recorder is not None:
+                        self._recorder.left(received_s, running.answers)
         except BaseException as error:
             self._measured.failed(error, is_late=self._is_late(incoming))
             if isinstance(error, TwophaseError):

@@ -6,6 +6,7 @@ Stopping: not ready first, then no new requests, then running ones end within th
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -32,6 +33,7 @@ from router.service import InferenceService
 from router.telemetry.exposition import NoTelemetry, Telemetry
 from router.telemetry.gauges import Gauges
 from router.telemetry.measured import Measured
+from router.telemetry.recorder import Recorder
 from router.text.tokenizer import Tokenizer
 from router.totals import KvCounters
 from twophase.credentials import internal_credentials
@@ -101,6 +103,7 @@ async def serve(
             running,
             History(config.router.history if config.telemetry.enabled else 0, clock),
             Measured(Telemetry() if config.telemetry.enabled else NoTelemetry()),
+            recorder=Recorder(config.router.record) if config.router.record else None,
         )
         generation = Generation(fleet, dispatcher, tokenizer, door, config=config, clock=clock)
         codec = Codec(tokenizer, generation.limits)
@@ -116,7 +119,7 @@ async def serve(
             grace_s=config.router.drain_s,
             tls=access.tls,
         )
-        with http.bound() as http_address:
+        with http.bound() as http_address, door.recorder or nullcontext():
             admin = AdminService(
                 fleet, dispatcher, door, config=config, http_address=http_address, clock=clock
             )
