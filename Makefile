@@ -85,7 +85,7 @@ bench-recovery: $(DEV)  ## How long streams stand still when their decode worker
 	$(BIN)/python -m bench.recovery
 
 bench-scaling: $(DEV)  ## Real pools under a load that turns from long prompts to long answers
-	$(BIN)/python -m bench.scaling
+	$(BIN)/python -m bench.scaling --figure docs/figures/scaling.png
 
 bench-simulate: $(DEV)  ## The autoscaler beside others on a manual clock; TRACES="files" adds traces
 	$(BIN)/python -m bench.simulate $(TRACES)
