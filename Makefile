@@ -10,7 +10,7 @@ PACKAGES := core engine kv_transfer prefill_worker decode_worker router deploy b
 .DEFAULT_GOAL := help
 .PHONY: help demo serve test test-thorough check docs proto format model parity clean \
 	fuzz chaos bench-engine bench-cancel bench-frontdoor bench-interference bench-recovery \
-	bench-scaling bench-simulate bench-simulate-reality bench-transfer
+	bench-scaling bench-simulate bench-simulate-reality bench-telemetry bench-transfer
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -92,6 +92,9 @@ bench-simulate: $(DEV)  ## The autoscaler beside others on a manual clock; TRACE
 
 bench-simulate-reality: $(DEV)  ## The simulator beside a real cluster of one worker in each pool
 	$(BIN)/python -m bench.simulate.reality
+
+bench-telemetry: $(DEV)  ## What histories, timelines, metrics and scrapes cost decode: on against off
+	$(BIN)/python -m bench.telemetry
 
 bench-transfer: $(DEV)  ## Each KV transport beside a plain copy of the same bytes
 	$(BIN)/python -m bench.transfer

@@ -15,10 +15,10 @@ from core.chaos import ChaosConfig
 from core.config_file import apply_override, errors_of, read_tree
 from core.errors import ConfigError
 from core.layout import Dtype
+from core.observing import TelemetryConfig, TracingConfig
 from core.resources import ReplicaResources
 from core.scaling import ScalingConfig
 from core.security import SecurityConfig
-from core.tracing import TracingConfig
 
 MIB = 1 << 20
 
@@ -235,6 +235,7 @@ class ClusterConfig(_Section):
     transfer: TransferConfig = TransferConfig()
     router: RouterConfig = RouterConfig()
     security: SecurityConfig = SecurityConfig()
+    telemetry: TelemetryConfig = TelemetryConfig()
     chaos: ChaosConfig = ChaosConfig()
     tracing: TracingConfig | None = None
     """Absent: no spans. See docs/timeline.md."""

@@ -2,7 +2,14 @@
 
 from dataclasses import dataclass
 
-from core.config import ClusterConfig, DecodeConfig, EngineConfig, Mode, TransferConfig
+from core.config import (
+    ClusterConfig,
+    DecodeConfig,
+    EngineConfig,
+    Mode,
+    TransferConfig,
+)
+from core.observing import TelemetryConfig
 from core.request import WorkerName
 from core.security import SecurityConfig
 
@@ -25,6 +32,7 @@ class DecodeWorkerConfig:
     security: SecurityConfig = SecurityConfig()
     cores: tuple[int, ...] | None = None
     gpus: tuple[int, ...] | None = None
+    telemetry: TelemetryConfig = TelemetryConfig()
 
     @classmethod
     def from_cluster(
@@ -43,4 +51,5 @@ class DecodeWorkerConfig:
             security=cluster.security,
             cores=cluster.decode.cores_of(replica),
             gpus=cluster.decode.gpus_of(replica),
+            telemetry=cluster.telemetry,
         )

@@ -11,6 +11,7 @@ from core.request import FinishReason, Logprobs, Request, WorkerName
 from core.timeline import DecodeReport, PrefillReport
 from core.worker import BlockHolder, DecodeDone, PromptLogprobs, RemoteReservation, WorkerInfo
 from decode_worker.pace import Pace
+from decode_worker.recording import BarePace
 from engine.batch import SequenceStep
 from engine.block_pool import Reservation
 from engine.sampling.logits import history_of
@@ -39,7 +40,7 @@ class Sequence:
     num_cached_tokens: int = 0
     chunks: Chunks = field(default_factory=Chunks)
     ready_s: float | None = None
-    pace: Pace | None = None
+    pace: Pace | BarePace | None = None
     is_ended: bool = False
 
     @property
@@ -157,11 +158,11 @@ class Sequence:
         if not self.is_running:
             self.chunks.add(num_tokens, len(step.prompts), step.step_s, step.ended_s)
 
-    def try_begin_decode(self, started_s: float) -> float | None:
+    def try_begin_decode(self, started_s: float, pace: type[Pace] | type[BarePace]) -> float | None:
         """How long it waited for a slot if its first decode step began then; None for others."""
         if self.ready_s is None or self.pace is not None:
             return None
-        self.pace = Pace(started_s)
+        self.pace = pace(started_s)
         return started_s - self.ready_s
 
     def done(self, finish_reason: FinishReason) -> DecodeDone:

@@ -13,6 +13,7 @@ from core.worker import Role, WorkerInfo
 from decode_worker.config import DecodeWorkerConfig
 from decode_worker.limits import Limits
 from decode_worker.link import LinkServer
+from decode_worker.recording import recording_of
 from decode_worker.scheduler import Scheduler
 from decode_worker.service import DecodeService
 from decode_worker.worker import DecodeWorker
@@ -120,7 +121,10 @@ async def _serve(
     limits = Limits(runner.max_context_tokens, config.pool.max_waiting_requests)
     pool = BlockPool(runner.num_blocks, runner.layout.block_size)
     worker = DecodeWorker(info, pool, scheduler, limits)
-    worker.counts.tally.total(telemetry.MODEL_LOAD).value = runner.load_s
+    worker.recording = recording_of(
+        is_on=config.telemetry.enabled, token_bytes=runner.layout.token_bytes
+    )
+    worker.recording.counts.tally.total(telemetry.MODEL_LOAD).value = runner.load_s
     links = LinkServer(
         info,
         worker,

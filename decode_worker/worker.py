@@ -34,10 +34,10 @@ from core.worker import (
     UpdateBuilder,
     WorkerInfo,
 )
-from decode_worker.counts import StepCounts
 from decode_worker.handoff import Closed, Failed, Handoffs, Outcome, Proven
 from decode_worker.limits import Limits
 from decode_worker.meter import DecodeMeter
+from decode_worker.recording import recording_of
 from decode_worker.scheduler import Prompt, Scheduler
 from decode_worker.sequence import Sequence, step_facts
 from decode_worker.step_log import StepLog
@@ -62,7 +62,7 @@ class DecodeWorker:
         self.pool = pool
         self.handoffs = Handoffs(info.layout)
         self.meter = DecodeMeter()
-        self.counts = StepCounts(info.layout.token_bytes)
+        self.recording = recording_of(is_on=True, token_bytes=info.layout.token_bytes)
         self.address = ""
         self.num_steps = 0
         self.is_draining = False
@@ -194,14 +194,14 @@ class DecodeWorker:
         self.num_steps += 1
         self.meter.step(result.compute_s, now_s)
         in_step, self._in_step = self._in_step, []
-        self.steps.add(facts := step_facts(in_step, now_s, result.compute_s))
-        self.counts.step(facts)
+        self.recording.step(self.steps, step_facts(in_step, now_s, result.compute_s))
         shares = zip(in_step, result.token_ids, strict=True)
         for i, ((sequence, num_tokens), token_id) in enumerate(shares):
             if sequence.is_ended:
                 self._give_back(sequence)
                 continue
-            if (slot_wait_s := sequence.try_begin_decode(self._step_started_s)) is not None:
+            slot_wait_s = sequence.try_begin_decode(self._step_started_s, self.recording.pace)
+            if slot_wait_s is not None:
                 self.meter.waited(slot_wait_s, now_s)
             sequence.computed(num_tokens, self.steps.last)
             if i in result.prompt_logprobs:

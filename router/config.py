@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from core.config import ClusterConfig, LocalPrefill, Mode, RouterConfig
+from core.observing import TelemetryConfig, TracingConfig
 from core.security import SecurityConfig
-from core.tracing import TracingConfig
 from router.policy import DispatchPolicy
 
 
@@ -18,6 +18,7 @@ class FrontDoorConfig:
     may_convert_dtype: bool = False
     security: SecurityConfig = SecurityConfig()
     tracing: TracingConfig | None = None
+    telemetry: TelemetryConfig = TelemetryConfig()
 
     @property
     def dispatch(self) -> DispatchPolicy:
@@ -53,4 +54,5 @@ class FrontDoorConfig:
             may_convert_dtype=cluster.transfer.convert_dtype,
             security=cluster.security,
             tracing=cluster.tracing,
+            telemetry=cluster.telemetry,
         )

@@ -54,6 +54,8 @@ from router.tracing.traces import Traces
 
 # At most 20 alternatives each: below gRPC's usual 4 MiB.
 PROMPT_LOGPROBS_PER_MESSAGE = 1024
+# A call that is cancelled so shortly before its deadline was not given up by its client.
+LATE_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +132,7 @@ class Generation:
                     if self._recorder is not None:
                         self._recorder.left(received_s, running.answers)
         except BaseException as error:
-            self._measured.failed(error)
+            self._measured.failed(error, is_late=self._is_late(incoming))
             if isinstance(error, TwophaseError):
                 self._log.info("request %s: %s", incoming.log_name, error)
             raise
@@ -190,6 +192,12 @@ class Generation:
             max_prompt_tokens=max(map(max_tokens_of, prefill), default=None) if is_split else None,
         )
         return self._limits
+
+    def _is_late(self, incoming: Incoming) -> bool:
+        """Whether the client's time is over; gRPC ends such a call itself, perhaps before us."""
+        if incoming.time_limit_s is None:
+            return False
+        return self._clock.now_s() >= incoming.received_s + incoming.time_limit_s - LATE_S
 
     async def _checked(self, incoming: Incoming) -> Request:
         limits = self.limits()

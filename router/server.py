@@ -30,7 +30,9 @@ from router.message_limit import message_limit_of
 from router.readiness import Readiness
 from router.running import RunningRequests
 from router.service import InferenceService
+from router.telemetry.exposition import NoTelemetry, Telemetry
 from router.telemetry.gauges import Gauges
+from router.telemetry.measured import Measured
 from router.telemetry.recorder import Recorder
 from router.text.tokenizer import Tokenizer
 from router.totals import KvCounters
@@ -101,8 +103,9 @@ async def serve(
             readiness,
             counters,
             running,
-            History(config.router.history, clock),
+            History(config.router.history if config.telemetry.enabled else 0, clock),
             traces,
+            Measured(Telemetry() if config.telemetry.enabled else NoTelemetry()),
             recorder=Recorder(config.router.record) if config.router.record else None,
         )
         generation = Generation(fleet, dispatcher, tokenizer, door, config=config, clock=clock)

@@ -6,6 +6,7 @@ Prometheus' own client underneath; which metrics there are says `core.telemetry`
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Self, cast
 
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -52,6 +53,32 @@ class Telemetry:
         both = CollectorRegistry(auto_describe=False)
         both.register(_Collected(lambda: [*self._registry.collect(), *_families(samples)]))
         return prometheus_client.generate_latest(both)
+
+
+class NoTelemetry(Telemetry):
+    """Measures nothing."""
+
+    def counter(self, entry: Entry) -> Counter:
+        """One that counts nothing and is told nowhere."""
+        return cast(Counter, _NOTHING)
+
+    def histogram(self, entry: Entry) -> Histogram:
+        """One that observes nothing and is told nowhere."""
+        return cast(Histogram, _NOTHING)
+
+
+class _Nothing:
+    def labels(self, *values: str) -> Self:
+        return self
+
+    def inc(self, amount: float = 1) -> None:
+        pass
+
+    def observe(self, amount: float) -> None:
+        pass
+
+
+_NOTHING = _Nothing()
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,10 +47,13 @@ class Measured:
         for completion in completions:
             self._completed(completion)
 
-    def failed(self, error: BaseException) -> None:
-        """A request ended with an error: its own, or that its client went away."""
-        is_cancelled = isinstance(error, asyncio.CancelledError)
-        self._requests.labels("cancelled" if is_cancelled else word_of(error)).inc()
+    def failed(self, error: BaseException, *, is_late: bool = False) -> None:
+        """A request ended with an error: its own, or that its client went away, or had no time."""
+        if isinstance(error, asyncio.CancelledError):
+            outcome = "deadline_exceeded" if is_late else "cancelled"
+        else:
+            outcome = word_of(error)
+        self._requests.labels(outcome).inc()
 
     def left(self, answers: Sequence[Answer]) -> None:
         """A request is over, however it ended: what was read for it, and what was sent."""

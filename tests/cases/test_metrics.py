@@ -114,3 +114,18 @@ async def test_failures_are_counted_once_each_and_no_gauge_stays_high(run):
             assert sum(blocks) == status.num_total_blocks
             assert told("workers", pool=status.role, state="ready") == 1
             assert told("worker_requests", worker=name, state="running") == 0
+
+
+async def test_turned_off_nothing_is_kept_and_answers_are_what_they_were(run, reference):
+    async with run("shm", "router.http_port=0", "telemetry.enabled=false") as cluster:
+        answer = await cluster.ask(PROMPT, max_tokens=9)
+        assert answer.token_ids == reference(PROMPT, 9)
+        phases = answer.completion.phases
+        assert phases.decode_s > 0 and phases.accounted_s <= phases.total_s
+        with pytest.raises(InvalidRequest):
+            await cluster.client.admin.explain(answer.completion.request_id)
+        told = await scrape(cluster)
+        assert {name: told(name) for name in IDLE} == IDLE
+        assert not [key for key in told.values if key[0].startswith(("requests_total", "phase"))]
+        assert not [key for key in told.values if key[0].startswith("decode_step")]
+        await cluster.nothing_is_left()

@@ -2,8 +2,9 @@
 
 from core import telemetry
 from core.config import Mode
+from core.events.step import StepFacts
 from decode_worker.counts import StepCounts
-from decode_worker.step_log import StepFacts
+from decode_worker.recording import recording_of
 from tests.unit.decode_worker.driver import LAYOUT, World
 
 
@@ -20,7 +21,7 @@ def counted(counts):
 
 def test_a_chunked_workers_steps_are_told_apart_by_kind():
     world = World(Mode.CHUNKED, budget=8)
-    counts = world.worker.counts
+    counts = world.worker.recording.counts
     assert counted(counts)["step_seconds", "decode"] == (0, 0.0)  # there from the start
     world.reserve(num_tokens=6, is_local=True, max_tokens=5)
     world.step()  # reads the prompt, and makes the first token
@@ -51,3 +52,22 @@ def test_decode_steps_are_told_by_batch_and_by_history():
         if sample.entry is telemetry.DECODE_STEP
     }
     assert by_size == {("1", "1024"): 1, ("1", "8192"): 1, ("64", "65536"): 1, ("inf", "inf"): 1}
+
+
+def test_without_a_recording_an_answer_has_its_phases_and_nothing_is_counted():
+    told = []
+    for is_on in (True, False):
+        world = World()
+        world.worker.recording = recording_of(is_on=is_on, token_bytes=LAYOUT.token_bytes)
+        world.reserve(max_tokens=4)
+        world.link().hand_over()
+        for _ in range(3):
+            world.now_s += 1.0
+            steps = world.start_step()
+            world.now_s += 0.5
+            world.end_step(steps)
+        told.append(world.events()[-1].done.report)
+    whole, bare = told
+    assert (bare.slot_wait_s, bare.decode_s) == (whole.slot_wait_s, whole.decode_s) == (1.0, 3.5)
+    assert whole.longest_gap is not None and bare.longest_gap is None
+    assert list(world.worker.recording.counts.tally.samples("decode-0")) == []

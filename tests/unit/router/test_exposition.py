@@ -1,13 +1,17 @@
 """What is told of metrics is what Prometheus reads."""
 
+import asyncio
+
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from core import telemetry
+from core.clock import ManualClock
 from core.request import WorkerName
 from core.tally import Tally
 from core.telemetry import Sample
-from router.telemetry.exposition import Telemetry
+from router.telemetry.exposition import NoTelemetry, Telemetry
+from router.telemetry.measured import Measured
 
 
 def families(data):
@@ -71,3 +75,19 @@ def test_a_workers_samples_carry_its_name_and_every_label_of_their_metric():
     assert (total.value, total.labels) == (7, ("prefill-0", "prefill"))
     assert (waits.value, waits.labels) == (0.3, ("prefill-0", "decode-0", "shm"))
     assert sum(waits.counts) == 1 and len(waits.counts) == len(waits.entry.buckets) + 1
+
+
+def test_where_nothing_is_measured_gauges_are_told_alone():
+    measured = Measured(NoTelemetry())
+    measured.failed(asyncio.CancelledError())
+    measured.meter(0.0, ManualClock()).delivered()
+    gauge = Sample(telemetry.READY, 1.0)
+    assert list(families(measured.telemetry.exposition([gauge]))) == ["twophase_ready"]
+
+
+def test_a_client_that_had_no_time_left_did_not_give_up():
+    measured = Measured()
+    for is_late in (False, True, True):
+        measured.failed(asyncio.CancelledError(), is_late=is_late)
+    told = families(measured.telemetry.exposition([]))["twophase_requests"].samples
+    assert {s.labels["outcome"]: s.value for s in told} == {"cancelled": 1, "deadline_exceeded": 2}

@@ -1,4 +1,4 @@
-"""The `tracing` section of the YAML: where spans go. Without the section, nowhere."""
+"""What is kept and told of requests: the sections `telemetry` and `tracing` of the YAML."""
 
 from typing import Annotated, Literal, Self
 
@@ -6,7 +6,10 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class TracingConfig(BaseModel):
-    """One OpenTelemetry trace for each request, over router, prefill, transfer and decode."""
+    """One OpenTelemetry trace for each request, over router, prefill, transfer and decode.
+
+    Without the section spans go nowhere.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
@@ -28,3 +31,13 @@ class TracingConfig(BaseModel):
         if self.protocol == "grpc" and (is_url or ":" not in self.endpoint):
             raise ValueError(f"endpoint {self.endpoint!r} must be host:port for protocol grpc")
         return self
+
+
+class TelemetryConfig(BaseModel):
+    """What is kept of requests and steps beyond what serving, placing and scaling need."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    enabled: bool = True
+    """false keeps nothing: no explain or diagnose, on /metrics only gauges and what links carried;
+    `make bench-telemetry` tells what it costs."""
