@@ -146,14 +146,18 @@ class Scaler:
             tuple(_facts(name, member) for name, member in self._members.items()), status.demand
         )
         record, self._state = tick(self._scaling, facts, now_s, self._state)
-        self._note(record)
+        self._note(record, client)
         if not record.is_dry_run:
             self._carry_out(record, client)
         return record
 
-    def _note(self, record: Record) -> None:
+    def _note(self, record: Record, client: Client) -> None:
         if record.is_change:
             _log.info("%s", record.sentence)
+            try:
+                client.admin.note_scaling(record.sentence)
+            except TwophaseError as error:
+                _log.warning("the router's page does not show a decision: %s", error)
         if self._scaling.log is None:
             return
         try:

@@ -9,13 +9,14 @@ from router.policy import DispatchPolicy
 
 @dataclass(frozen=True, slots=True)
 class FrontDoorConfig:
-    """Settings of one router process."""
+    """Settings of one router process; is_scaled: the pools' sizes are decided on as they serve."""
 
     model: str
     mode: Mode
     router: RouterConfig
     may_convert_dtype: bool = False
     security: SecurityConfig = SecurityConfig()
+    is_scaled: bool = False
 
     @property
     def dispatch(self) -> DispatchPolicy:
@@ -50,4 +51,5 @@ class FrontDoorConfig:
             router=cluster.router,
             may_convert_dtype=cluster.transfer.convert_dtype,
             security=cluster.security,
+            is_scaled=cluster.scaling is not None,
         )

@@ -26,6 +26,7 @@ from core.worker import Role
 from router.answer import Answer
 from router.config import FrontDoorConfig
 from router.constraint import grammar_of
+from router.decisions import Decisions
 from router.dispatch import Dispatcher
 from router.history import History
 from router.keys import caller
@@ -58,13 +59,17 @@ PROMPT_LOGPROBS_PER_MESSAGE = 1024
 
 @dataclass(frozen=True, slots=True)
 class FrontDoor:
-    """What all services share: who is inside, who was, is the cluster ready, what was measured."""
+    """What all services share: who is inside, who was, is the cluster ready, what was measured.
+
+    decisions: what was decided lately about the sizes of the pools.
+    """
 
     readiness: Readiness
     counters: KvCounters
     running: RunningRequests
     history: History
     measured: Measured = field(default_factory=Measured)
+    decisions: Decisions = field(default_factory=Decisions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +254,7 @@ class Generation:
 
     async def _answer(self, answer: Answer, text: AnswerText, deliver: Deliver) -> Completion:
         request, index = answer.request, answer.index
-        meter = self._measured.meter(answer.received_s, self._clock)
+        meter = self._measured.meter(answer, self._clock)
 
         async def deliver_tokens(tokens: list[OutputToken]) -> int | None:
             told = answer.take_prompt_logprobs()
@@ -266,7 +271,7 @@ class Generation:
                 if text.is_stopped:
                     break
             await deliver(Delivery(request, tuple(chunks)))
-            meter.delivered()
+            meter.delivered(len(chunks))
             return len(chunks) if text.is_stopped else None
 
         completion = await self._dispatcher.run(answer, deliver=deliver_tokens)

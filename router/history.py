@@ -7,6 +7,7 @@ Runs in the router's event loop.
 
 from collections import OrderedDict
 from dataclasses import dataclass
+from itertools import islice
 
 from core.clock import Clock
 from core.completion import Completion
@@ -45,6 +46,10 @@ class History:
     def explain(self, ended: Ended) -> list[Finding]:
         """What a request suffered from, beside what all took that are remembered."""
         return explain(ended.completion, usual_of(self.since(float("inf"))))
+
+    def latest(self, num_requests: int) -> list[Ended]:
+        """The last so many that ended, however they did, the last one first."""
+        return list(islice(reversed(self._ended.values()), num_requests))
 
     def since(self, window_s: float) -> list[Completion]:
         """Requests that ended well within the last `window_s`."""

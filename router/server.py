@@ -26,6 +26,7 @@ from router.http.server import HttpServer
 from router.keys import front_door_access
 from router.members.fleet import Fleet
 from router.message_limit import message_limit_of
+from router.page.routes import Page
 from router.readiness import Readiness
 from router.running import RunningRequests
 from router.service import InferenceService
@@ -97,11 +98,18 @@ async def serve(
         codec = Codec(tokenizer, generation.limits)
         inference = InferenceService(generation, codec, door.running, config=config, clock=clock)
         gauges = Gauges(fleet, dispatcher, door, clock)
+        page = Page(fleet, dispatcher, door, config=config, clock=clock)
         http_app = HttpApp(
-            generation, readiness, config.model, http_defaults, clock, gauges.exposition
+            generation,
+            readiness,
+            config.model,
+            http_defaults,
+            clock,
+            gauges.exposition,
+            more_routes=page.routes(),
         )
         http = HttpServer(
-            KeyCheck(http_app.asgi(), keys.require_user),
+            KeyCheck(http_app.asgi(), keys.require_user, keys.require_admin),
             host=config.router.host,
             port=config.router.http_port,
             grace_s=config.router.drain_s,

@@ -31,7 +31,7 @@ def authority(tmp_path_factory):
 @contextlib.asynccontextmanager
 async def serving(tls=None):
     server = HttpServer(
-        KeyCheck(PlainTextResponse("inside"), require),
+        KeyCheck(PlainTextResponse("inside"), require, require_admin),
         host="127.0.0.1",
         port=0,
         grace_s=1,
