@@ -98,7 +98,6 @@ async def serve(
         codec = Codec(tokenizer, generation.limits)
         inference = InferenceService(generation, codec, door.running, config=config, clock=clock)
         gauges = Gauges(fleet, dispatcher, door, clock)
-        page = Page(fleet, dispatcher, door, config=config, clock=clock)
         http_app = HttpApp(
             generation,
             readiness,
@@ -106,7 +105,7 @@ async def serve(
             http_defaults,
             clock,
             gauges.exposition,
-            more_routes=page.routes(),
+            more_routes=Page(fleet, dispatcher, door, config=config, clock=clock).routes(),
         )
         http = HttpServer(
             KeyCheck(http_app.asgi(), keys.require_user, keys.require_admin),

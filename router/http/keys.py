@@ -23,7 +23,7 @@ ADMIN_PATHS = "/ui/"
 
 @dataclass(frozen=True, slots=True)
 class KeyCheck:
-    """An ASGI application before another one; raises nothing, answers 401 and 403 as OpenAI does."""
+    """An ASGI application before another one; raises nothing, refuses as OpenAI does."""
 
     app: ASGIApp
     require_user: Callable[[str | None], None]

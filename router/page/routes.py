@@ -29,16 +29,14 @@ from router.generation import FrontDoor
 from router.listing import listed_request, listed_worker
 from router.members.fleet import Fleet
 from router.page.snapshot import MAX_REQUESTS, Facts, Judged, snapshot_of
-from router.page.span import Span, spans_so_far
 from router.page.waterfall import Waterfall, waterfall_of, waterfall_so_far
-from router.running import RunningRequest
 from router.telemetry.recent import SLOT_S
 
 SHARED_S = 0.9
 JUDGED_S = 5.0
 WINDOW_S = 300.0
 MAX_JUDGED = 300
-LATELY_SLOTS = 2
+LATELY_SLOTS = 5
 
 # Path, file, media type. What they hold is the same for everybody.
 _FILES = (
@@ -113,8 +111,7 @@ class Page:
         now_s = self._clock.now_s()
         for running in self._door.running.oldest_first():
             if running.request_id == request_id and (known := running.known(now_s)) is not None:
-                state = running.state
-                return waterfall_so_far(known, state.value, spans_so_far(known.phases, state))
+                return waterfall_so_far(known, running.state)
         ended = self._door.history.find(request_id)
         if ended is None:
             what = "no request with this id is running, or ended lately"
@@ -137,7 +134,7 @@ class Page:
             kv=door.counters.totals,
             num_running=len(running),
             running=[
-                (listed_request(one, now_s), _spans(one, now_s)) for one in running[:MAX_REQUESTS]
+                (listed_request(one, now_s), one.known(now_s)) for one in running[:MAX_REQUESTS]
             ],
             ended=door.history.latest(MAX_REQUESTS),
             judged=self._judge(now_s),
@@ -152,13 +149,6 @@ class Page:
             self._judged = Judged.of(self._door.history.since(WINDOW_S)[-MAX_JUDGED:], WINDOW_S)
             self._judged_s = now_s
         return self._judged
-
-
-def _spans(running: RunningRequest, now_s: float) -> tuple[Span, ...]:
-    known = running.known(now_s)
-    if known is None:
-        return (("tokenize", now_s - running.received_s),)
-    return spans_so_far(known.phases, running.state)
 
 
 def _file(data: bytes, media_type: str) -> Callable[[Request], Awaitable[Response]]:

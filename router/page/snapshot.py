@@ -17,12 +17,12 @@ from core.signals import Demand
 from core.worker import KvTotals, LinkStatus, Role, StuckWorker, WorkerStatus
 from router.decisions import Decision
 from router.history import Ended
-from router.page.span import Span, spans_of
-from router.telemetry.recent import SLOT_S, Slot
+from router.page.span import Span, open_phase, spans_of, spans_so_far
+from router.telemetry.recent import SLOT_S, Quantiles, Slot
 
 MAX_WORKERS = 64
 MAX_LINKS = 64
-MAX_REQUESTS = 40
+MAX_REQUESTS = 24
 MAX_DECISIONS = 20
 
 
@@ -53,8 +53,8 @@ class Facts:
     """What the snapshot is made from; times are by the router's clock.
 
     workers: each with what it said last, None before it said anything. running: the oldest, each
-    with where its time went; ended: the last. slots and lately: what was delivered, by slots and in
-    the last seconds together.
+    with what is known of it, None while its prompt is read; ended: the last. slots and lately: what
+    was delivered, by slots and in the last seconds together.
     """
 
     now_s: float
@@ -67,7 +67,7 @@ class Facts:
     demand: Demand
     kv: KvTotals
     num_running: int
-    running: Sequence[tuple[ListedRequest, tuple[Span, ...]]]
+    running: Sequence[tuple[ListedRequest, Completion | None]]
     ended: Sequence[Ended]
     judged: Judged
     slots: Sequence[Slot]
@@ -123,10 +123,10 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """One request that is inside, and where its time went so far."""
+    """One request that is inside: the phase that it is in, and where its time went so far."""
 
     request_id: str
-    state: str
+    phase: str
     age_s: float
     num_prompt_tokens: int
     num_output_tokens: int
@@ -154,14 +154,32 @@ class Past:
 
 
 @dataclass(frozen=True, slots=True)
+class Latency:
+    """Quantiles of a wait in seconds, lately and by slots; None where nothing was measured."""
+
+    lately: Quantiles
+    p50_s: tuple[float | None, ...]
+    p95_s: tuple[float | None, ...]
+    p99_s: tuple[float | None, ...]
+
+    @classmethod
+    def of(cls, lately: Quantiles, slots: Sequence[Quantiles]) -> "Latency":
+        """The same, by columns."""
+        columns = [(slot.p50_s, slot.p95_s, slot.p99_s) for slot in slots]
+        return cls(lately, *zip(*columns, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
 class Rates:
-    """Tokens a second, prompts and answers apart, by slots, oldest first, and lately."""
+    """Prompt tokens and output tokens apart, a second lately and in each slot, oldest first."""
 
     slot_s: float
-    slots: tuple[Slot, ...]
     prompt_tokens_per_s: float
     output_tokens_per_s: float
-    lately: Slot
+    num_prompt_tokens: tuple[int, ...]
+    num_output_tokens: tuple[int, ...]
+    ttft: Latency
+    itl: Latency
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,13 +227,7 @@ def snapshot_of(facts: Facts) -> Snapshot:
         stuck=tuple(facts.stuck[:MAX_WORKERS]),
         num_links=len(links),
         links=tuple(links[:MAX_LINKS]),
-        rates=Rates(
-            SLOT_S,
-            tuple(facts.slots),
-            facts.lately.num_prompt_tokens / facts.lately_s,
-            facts.lately.num_output_tokens / facts.lately_s,
-            facts.lately,
-        ),
+        rates=_rates(facts),
         num_running=facts.num_running,
         running=tuple(_running(*pair) for pair in facts.running[:MAX_REQUESTS]),
         ended=tuple(_past(ended, facts) for ended in facts.ended[:MAX_REQUESTS]),
@@ -224,6 +236,19 @@ def snapshot_of(facts: Facts) -> Snapshot:
             facts.is_scaled,
             tuple((facts.now_s - d.heard_s, d.sentence) for d in facts.decisions[:MAX_DECISIONS]),
         ),
+    )
+
+
+def _rates(facts: Facts) -> Rates:
+    slots, lately = facts.slots, facts.lately
+    return Rates(
+        slot_s=SLOT_S,
+        prompt_tokens_per_s=lately.num_prompt_tokens / facts.lately_s,
+        output_tokens_per_s=lately.num_output_tokens / facts.lately_s,
+        num_prompt_tokens=tuple(slot.num_prompt_tokens for slot in slots),
+        num_output_tokens=tuple(slot.num_output_tokens for slot in slots),
+        ttft=Latency.of(lately.ttft, [slot.ttft for slot in slots]),
+        itl=Latency.of(lately.itl, [slot.itl for slot in slots]),
     )
 
 
@@ -271,10 +296,12 @@ def _link(prefill: str, link: LinkStatus) -> Link:
     )
 
 
-def _running(listed: ListedRequest, spans: tuple[Span, ...]) -> Running:
+def _running(listed: ListedRequest, known: Completion | None) -> Running:
+    phase = open_phase(known, listed.state)
+    spans = ((phase, listed.age_s),) if known is None else spans_so_far(known, listed.state)
     return Running(
         request_id=listed.request_id,
-        state=listed.state.value,
+        phase=phase,
         age_s=listed.age_s,
         num_prompt_tokens=listed.num_prompt_tokens,
         num_output_tokens=listed.num_output_tokens,

@@ -7,6 +7,9 @@ the phase that it is in.
 Pure.
 """
 
+from collections.abc import Iterable
+
+from core.completion import Completion
 from core.request_state import RequestState
 from core.timeline import Phases
 
@@ -26,6 +29,9 @@ _OPEN = {
     RequestState.FINISHED: "delivery",
     RequestState.FAILED: "recovery",
 }
+_BEFORE = ("tokenize", "place", "recovery", "reserve")
+_AFTER = ("queue", "prefill", "exposed_transfer", "slot_wait", "decode", "delivery")
+_ORDER = (*_BEFORE, PREFILLING, *_AFTER)
 
 
 def spans_of(phases: Phases) -> tuple[Span, ...]:
@@ -33,14 +39,22 @@ def spans_of(phases: Phases) -> tuple[Span, ...]:
     return _told([*phases.items(), (UNACCOUNTED, phases.unaccounted_s)])
 
 
-def spans_so_far(phases: Phases, state: RequestState) -> tuple[Span, ...]:
+def open_phase(known: Completion | None, state: RequestState) -> str:
+    """The phase that a request is in; None is known of one whose prompt is read."""
+    if state is RequestState.RECEIVED and known is not None:
+        return "place"
+    if state is RequestState.TRANSFERRING and known is not None and known.transfer is not None:
+        return "slot_wait"
+    return _OPEN[state]
+
+
+def spans_so_far(known: Completion, state: RequestState) -> tuple[Span, ...]:
     """Of a request in `state`: what its phases tell, and the rest as the phase that it is in."""
-    open_phase = _OPEN[state]
-    taken = dict(phases.items())
-    taken[open_phase] = taken.get(open_phase, 0.0) + max(phases.unaccounted_s, 0.0)
-    order = [*dict(phases.items()), PREFILLING]
-    return _told([(name, taken[name]) for name in order if name in taken])
+    taken = dict(known.phases.items())
+    rest = open_phase(known, state)
+    taken[rest] = taken.get(rest, 0.0) + max(known.phases.unaccounted_s, 0.0)
+    return _told([(name, taken[name]) for name in _ORDER if name in taken])
 
 
-def _told(spans: list[Span]) -> tuple[Span, ...]:
-    return tuple((name, seconds) for name, seconds in spans if seconds > 0)
+def _told(spans: Iterable[Span]) -> tuple[Span, ...]:
+    return tuple((name, round(seconds, 6)) for name, seconds in spans if seconds > 0)

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from core.completion import Completion
 from core.finding import Finding
 from core.request import Usage
+from core.request_state import RequestState
 from core.timeline import Gap, TransferReport
-from router.page.span import Span, spans_of
+from router.page.span import Span, open_phase, spans_of, spans_so_far
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ class LongGap:
 
 @dataclass(frozen=True, slots=True)
 class Waterfall:
-    """One request that ended, or that is inside: then state is where it stands.
+    """One request that ended, or that is inside: then state is the phase that it is in.
 
     ttft_s is None before the first token.
     """
@@ -61,9 +62,9 @@ def waterfall_of(completion: Completion, findings: Sequence[Finding]) -> Waterfa
     )
 
 
-def waterfall_so_far(known: Completion, state: str, spans: Sequence[Span]) -> Waterfall:
+def waterfall_so_far(known: Completion, state: RequestState) -> Waterfall:
     """Of a request that is inside, as far as is known."""
-    return _waterfall(known, state, spans, ())
+    return _waterfall(known, open_phase(known, state), spans_so_far(known, state), ())
 
 
 def _waterfall(

@@ -14,8 +14,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-SLOT_S = 5.0
-NUM_SLOTS = 60
+SLOT_S = 2.0
+NUM_SLOTS = 90
 MIN_SECONDS = 1e-5
 _BINS_PER_E = 1 / math.log(1.05)
 
@@ -118,6 +118,6 @@ def _quantiles(bins: Counter[int]) -> Quantiles:
     def middle(share: float) -> float:
         """Of the bin in which the value lies that this share of all do not exceed."""
         number = numbers[bisect_left(ranks, share * ranks[-1])]
-        return math.exp((number + 0.5) / _BINS_PER_E)
+        return round(math.exp((number + 0.5) / _BINS_PER_E), 6)
 
     return Quantiles(middle(0.5), middle(0.95), middle(0.99))

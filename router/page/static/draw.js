@@ -49,15 +49,21 @@ export const plural = (n, word) => `${count(n)} ${word}${n === 1 ? '' : 's'}`;
 const inWords = (spans) =>
   spans.map(([phase, s]) => `${PHASES[phase] ?? phase} ${seconds(s)}`).join(', ');
 
+// Parts of a bar that is filled by them together, each as long as its share.
+export function parts(shares) {
+  const sum = shares.reduce((all, [, share]) => all + share, 0) || 1;
+  return shares.map(([name, share]) => {
+    const part = h('i', { class: name });
+    part.style.flexGrow = share / sum;
+    return part;
+  });
+}
+
 // Spans as one bar; its parts are told in words to who does not see it, and on hovering.
 export function phaseBar(spans) {
   const told = inWords(spans);
   const bar = h('div', { class: 'bar', role: 'img', 'aria-label': told, title: told });
-  for (const [phase, s] of spans) {
-    const part = h('i', { class: `b-${phase}` });
-    part.style.flexGrow = s;
-    bar.append(part);
-  }
+  bar.append(...parts(spans.map(([phase, s]) => [`c-${phase}`, s])));
   return bar;
 }
 
@@ -65,11 +71,8 @@ export function blocksBar(blocks) {
   const told = `${count(blocks.num_used)} used, ${count(blocks.num_quarantined)} quarantined, ` +
     `${count(blocks.num_cached)} cached of ${plural(blocks.num_total, 'KV block')}`;
   const bar = h('div', { class: 'bar kvbar', role: 'img', 'aria-label': told, title: told });
-  for (const kind of ['used', 'quarantined', 'cached', 'free']) {
-    const part = h('i', { class: `i-${kind}` });
-    part.style.flexGrow = blocks[`num_${kind}`];
-    bar.append(part);
-  }
+  const kinds = ['used', 'quarantined', 'cached', 'free'];
+  bar.append(...parts(kinds.map((kind) => [`c-${kind}`, blocks[`num_${kind}`]])));
   return bar;
 }
 
@@ -90,13 +93,13 @@ export function spark(lines, label) {
       line += `${isHole ? 'M' : 'L'}${i} ${(38 - (value / top) * 36).toFixed(1)}`;
       if (isHole && (values[i + 1] ?? null) === null) line += 'h.01';
     });
-    if (phase) picture.append(svg('path', { class: `area p-${phase}`, d: `${line}V40H0Z` }));
-    picture.append(svg('path', { class: `s-${stroke}`, d: line }));
+    if (phase) picture.append(svg('path', { class: `area c-${phase}`, d: `${line}V40H0Z` }));
+    picture.append(svg('path', { class: `c-${stroke}`, d: line }));
   }
   return picture;
 }
 
-export const swatch = (phase) => h('span', { class: `swatch b-${phase}`, 'aria-hidden': 'true' });
+export const swatch = (phase) => h('span', { class: `swatch c-${phase}`, 'aria-hidden': 'true' });
 
 function track(total, first, box) {
   const at = (s) => `${((100 * s) / total).toFixed(2)}%`;
@@ -110,7 +113,7 @@ function track(total, first, box) {
 }
 
 const paint = (phase) =>
-  phase === 'queue_or_prefill' ? { fill: 'url(#stripes)' } : { class: `p-${phase}` };
+  phase === 'queue_or_prefill' ? { fill: 'url(#stripes)' } : { class: `c-${phase}` };
 
 // A request's phases one below the other on one scale; long gaps in rows of their own.
 export function waterfall(request) {
@@ -125,7 +128,7 @@ export function waterfall(request) {
     if (bar.phase !== 'decode') continue;
     for (const gap of request.gaps) {
       const box = { ...gap, attributes: { class: 'gapbox', fill: 'url(#hatch)' } };
-      body.append(row(h('th', { scope: 'row' }, 'longest gap'), box, gap.seconds));
+      body.append(row(h('th', { scope: 'row' }, swatch('gap'), 'longest gap'), box, gap.seconds));
       const what = `Token ${gap.index} came ${seconds(gap.seconds)} after the one before: ${gap.what_ran}.`;
       body.append(h('tr', null, h('td'), h('td', { class: 'gap', colspan: 2 }, what)));
     }

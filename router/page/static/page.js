@@ -1,7 +1,7 @@
 // Asks the router once a second for a snapshot and draws it; shows one request in full on demand.
 
 import {
-  PHASES, ago, blocksBar, bytes, count, h, keyed, phaseBar, plural, seconds, spark, swatch, waterfall,
+  PHASES, ago, blocksBar, bytes, count, h, keyed, parts, phaseBar, plural, seconds, spark, swatch, waterfall,
 } from './draw.js';
 
 const EVERY_MS = 1000;
@@ -35,20 +35,21 @@ function tile(title, big, unit, sub, lines, label) {
     spark(lines, label));
 }
 
+const minutes = (rates) => plural((rates.itl.p50_s.length * rates.slot_s) / 60, 'minute');
+
 function throughput(title, what, perSecond, rates, field, phase) {
-  const values = rates.slots.map((slot) => slot[field] / rates.slot_s);
-  const label = `${title} a second over the last 5 minutes, at most ${count(Math.max(...values))}`;
+  const values = rates[field].map((tokens) => tokens / rates.slot_s);
+  const label = `${title} a second over the last ${minutes(rates)}, at most ${count(Math.max(...values))}`;
   return tile(title, count(perSecond), ' /s', [what], [{ values, phase, stroke: phase }], label);
 }
 
 function latency(title, rates, field) {
-  const now = rates.lately[field];
-  const shares = ['p99', 'p95', 'p50'];
-  const lines = shares.map((p) => ({ stroke: p, values: rates.slots.map((slot) => slot[field][`${p}_s`]) }));
-  const word = (p) => h('span', { class: `t-${p}` }, `${p} ${seconds(now[`${p}_s`])}`);
-  const label = `${title} over the last 5 minutes; now p50 ${seconds(now.p50_s)}, ` +
+  const { lately: now, ...slots } = rates[field];
+  const lines = ['p99', 'p95', 'p50'].map((p) => ({ stroke: p, values: slots[`${p}_s`] }));
+  const word = (p) => h('span', null, swatch(p), `${p} ${seconds(now[`${p}_s`])}`);
+  const label = `${title} over the last ${minutes(rates)}; now p50 ${seconds(now.p50_s)}, ` +
     `p95 ${seconds(now.p95_s)}, p99 ${seconds(now.p99_s)}`;
-  return tile(title, seconds(now.p50_s), '', [word('p50'), ' · ', word('p95'), ' · ', word('p99')], lines, label);
+  return tile(title, seconds(now.p50_s), '', ['p50', 'p95', 'p99'].map(word), lines, label);
 }
 
 function drawRates(rates) {
@@ -131,7 +132,7 @@ function table(id, items, key, make, update) {
 }
 
 function opener(id) {
-  return h('button', { type: 'button', class: 'open', title: id, click: (event) => show(id, event.target) }, id);
+  return h('button', { type: 'button', class: 'open', title: id, click: (event) => show(event.currentTarget) }, id);
 }
 
 // The first cell keeps its button, and with it the focus; the others are drawn anew.
@@ -147,15 +148,15 @@ function fill(row, state, cells) {
   row.replaceChildren(head, ...cells);
 }
 
+const workers = ({ prefill_worker: prefill, decode_worker: decode }) =>
+  (prefill === decode ? decode || '–' : `${prefill} → ${decode}`);
 const tokens = (request) => `${count(request.num_prompt_tokens)} + ${count(request.num_output_tokens)}`;
 
 function drawRunning(state) {
   table('running', state.running, (request) => request.request_id, requestRow, (row, request) => {
-    const who = request.prefill_worker === request.decode_worker ? request.decode_worker
-      : `${request.prefill_worker} → ${request.decode_worker}`;
     const tries = request.num_attempts > 1 ? `, attempt ${request.num_attempts}` : '';
-    fill(row, { text: request.state + tries, isBad: request.num_attempts > 1 }, [
-      h('td', { class: 'wide dim' }, who || '–'),
+    fill(row, { text: (PHASES[request.phase] ?? request.phase) + tries, isBad: request.num_attempts > 1 }, [
+      h('td', { class: 'wide who' }, workers(request)),
       h('td', { class: 'n wide' }, tokens(request)),
       h('td', { class: 'n' }, seconds(request.age_s)),
       h('td', { class: 'phases' }, phaseBar(request.spans)),
@@ -169,10 +170,11 @@ function drawEnded(ended) {
   table('ended', ended.map(({ age_s: age, ...rest }) => ({ ...rest, told: ago(age) })),
     (request) => request.request_id, requestRow, (row, request) => {
       const slow = request.slow.map((phase) => PHASES[phase] ?? phase).join(', ');
-      const isBad = request.finish_reason === 'error' || slow !== '';
-      const words = [request.finish_reason === 'error' ? 'failed' : '', slow && `slow: ${slow}`];
+      const isBad = request.finish_reason === 'error';
+      const words = [isBad && 'failed', slow && `slow: ${slow}`];
       fill(row, { text: words.filter(Boolean).join(', '), isBad }, [
         h('td', { class: 'wide dim' }, request.told),
+        h('td', { class: 'wide who' }, workers(request)),
         h('td', { class: 'n wide' }, tokens(request)),
         h('td', { class: 'n wide' }, request.ttft_s ? seconds(request.ttft_s) : '–'),
         h('td', { class: 'n' }, seconds(request.total_s)),
@@ -188,28 +190,28 @@ function drawJudged(judged) {
   keyed($('troubles'), judged.troubles, (trouble) => trouble.worst.phase, () => h('li', { class: 'trouble' }),
     (node, trouble) => {
       const { phase, symptom, evidence, advice } = trouble.worst;
-      const old = node.querySelector('button');
-      const button = old?.textContent === trouble.worst_request_id ? old : opener(trouble.worst_request_id);
-      const hadFocus = node.contains(document.activeElement);
+      const button = node.querySelector('button') ?? opener('');
+      const hadFocus = button === document.activeElement;
+      button.title = trouble.worst_request_id;
+      tell(button, button.title);
       node.replaceChildren(
         h('p', null, swatch(phase), h('b', null, PHASES[phase] ?? phase),
-          `: ${symptom}, ${plural(trouble.num_requests, 'request')}, ${seconds(trouble.seconds)} in all`),
-        h('p', null, evidence, ' (', button, ')'), h('p', { class: 'advice' }, advice));
+          `: ${symptom}, ${plural(trouble.num_requests, 'request')}, ${seconds(trouble.seconds)} in all; worst `, button),
+        h('p', null, evidence), h('p', { class: 'advice' }, advice));
       if (hadFocus) button.focus();
     });
   const most = Math.max(...judged.waits.map((wait) => wait.p95_s), 1e-9);
   table('waits', judged.waits, (wait) => wait.phase, () => h('tr'), (row, wait) => {
-    const bar = h('div', { class: 'bar', 'aria-hidden': 'true' }, ...[['p50', wait.p50_s, 1],
-      ['p95', wait.p95_s - wait.p50_s, 0.45], ['rest', most - wait.p95_s, 0]].map(([, s, opacity]) => {
-      const part = h('i', { class: opacity ? `b-${wait.phase}` : null });
-      part.style.flexGrow = Math.max(s, 0);
-      if (opacity) part.style.opacity = opacity;
-      return part;
-    }));
+    const shares = [wait.p50_s, wait.p95_s - wait.p50_s, most - wait.p95_s].map((s) => Math.max(s, 0));
+    const [half, more, rest] = parts(shares.map((share) => [`c-${wait.phase}`, share]));
+    more.style.opacity = 0.4;
+    rest.style.visibility = 'hidden';
+    const bar = h('div', { class: 'bar', 'aria-hidden': 'true' }, half, more, rest);
     row.replaceChildren(
       h('th', { scope: 'row', class: 'phase' }, swatch(wait.phase), PHASES[wait.phase] ?? wait.phase),
-      ...[wait.p50_s, wait.p95_s, wait.max_s].map((s) => h('td', { class: 'n' }, seconds(Math.max(s, 0)))),
-      h('td', { class: 'phases wide' }, bar));
+      ...[wait.p50_s, wait.p95_s, wait.max_s].map((s, i) =>
+        h('td', { class: i > 1 ? 'n wide' : 'n' }, seconds(Math.max(s, 0)))),
+      h('td', { class: 'phases' }, bar));
   });
 }
 
@@ -239,20 +241,20 @@ function draw(state) {
 
 let shown = null;
 let openedBy = null;
+let openedIn = null;
 
 const isRunning = (request) => !['stop', 'length', 'error'].includes(request.state);
 
 function facts(request) {
   const { usage, transfer } = request;
   const pairs = [
-    ['state', request.state === 'error' ? 'failed' : isRunning(request) ? request.state : `ended (${request.state})`],
+    ['state', request.state === 'error' ? 'failed' : isRunning(request) ? PHASES[request.state] ?? request.state : `ended (${request.state})`],
     ['first token', seconds(request.ttft_s)],
     ['total', seconds(request.total_s)],
     ['prompt tokens', count(usage.num_prompt_tokens) +
       (usage.num_prefill_cached_tokens ? `, ${count(usage.num_prefill_cached_tokens)} cached` : '')],
     ['output tokens', count(usage.num_output_tokens)],
-    ['workers', request.prefill_worker === request.decode_worker ? request.decode_worker || '–'
-      : `${request.prefill_worker} → ${request.decode_worker}`],
+    ['workers', workers(request)],
   ];
   if (transfer) {
     pairs.push(['KV cache moved',
@@ -290,10 +292,11 @@ async function fetchDetail() {
   }
 }
 
-function show(id, opener) {
-  shown = id;
-  openedBy = opener;
-  tell($('detail-title'), id);
+function show(button) {
+  shown = button.title;
+  openedIn = button.closest('section');
+  openedBy = button;
+  tell($('detail-title'), shown);
   $('detail-body').replaceChildren(h('p', { class: 'note' }, 'Asking the router.'));
   $('detail').showModal();
   $('detail-title').focus();
@@ -306,7 +309,7 @@ $('detail').addEventListener('click', (event) => {
 });
 $('detail').addEventListener('close', () => {
   shown = null;
-  if (openedBy && !openedBy.isConnected) $('h-ended').focus(); // its row went meanwhile
+  if (openedBy && !openedBy.isConnected) openedIn.querySelector('h2').focus(); // its row went
 });
 
 // Up and down go from row to row.
