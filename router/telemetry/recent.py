@@ -9,7 +9,7 @@ Pure: what happened and when in, values out.
 
 import math
 from bisect import bisect_left
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -44,15 +44,19 @@ class _Open:
     number: int
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
-    ttft: Counter[int] = field(default_factory=Counter)
-    itl: Counter[int] = field(default_factory=Counter)
+    ttft: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
+    itl: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
 
 
 class Recent:
-    """The last NUM_SLOTS slots; those in which nothing happened are not kept."""
+    """The last NUM_SLOTS slots; those in which nothing happened are not kept.
+
+    Invariant: the last of `_slots` ends at `_end_s`.
+    """
 
     def __init__(self) -> None:
         self._slots: deque[_Open] = deque(maxlen=NUM_SLOTS)
+        self._end_s = -math.inf
 
     def first_tokens(self, ttft_s: float, num_prompt: int, num_output: int, now_s: float) -> None:
         """An answer's first tokens were handed over; its prompt has so many."""
@@ -81,9 +85,10 @@ class Recent:
         return _closed([slot for slot in self._slots if last - num_slots <= slot.number < last])
 
     def _slot(self, now_s: float) -> _Open:
-        number = _number(now_s)
-        if not self._slots or self._slots[-1].number != number:
+        if now_s >= self._end_s:
+            number = _number(now_s)
             self._slots.append(_Open(number))
+            self._end_s = (number + 1) * SLOT_S
         return self._slots[-1]
 
 
@@ -92,7 +97,7 @@ def _number(now_s: float) -> int:
 
 
 def _bin(seconds: float) -> int:
-    return math.floor(math.log(max(seconds, MIN_SECONDS)) * _BINS_PER_E)
+    return int(math.log(seconds / MIN_SECONDS) * _BINS_PER_E) if seconds > MIN_SECONDS else 0
 
 
 def _closed(slots: Iterable[_Open]) -> Slot:
@@ -118,6 +123,6 @@ def _quantiles(bins: Counter[int]) -> Quantiles:
     def middle(share: float) -> float:
         """Of the bin in which the value lies that this share of all do not exceed."""
         number = numbers[bisect_left(ranks, share * ranks[-1])]
-        return round(math.exp((number + 0.5) / _BINS_PER_E), 6)
+        return round(MIN_SECONDS * math.exp((number + 0.5) / _BINS_PER_E), 6)
 
     return Quantiles(middle(0.5), middle(0.95), middle(0.99))

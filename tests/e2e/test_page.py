@@ -66,7 +66,7 @@ def cluster(
     cluster = start_cluster(model, *SETUP)
     with streams(cluster.address, 7 if pictures else 3, 0.0 if pictures else 0.3):
         ask(cluster.address, HOSTILE_ID, 2)
-        wait_for_ended(cluster.address, 250 if pictures else 10)
+        wait_for_ended(cluster.address, 250 if pictures else 10, 150)
         stand_still(cluster)
         yield cluster
 
