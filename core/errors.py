@@ -13,6 +13,7 @@
     |-- Cancelled           the caller went away
     |-- PeerLost            a worker or a router died or fell silent
     |   `-- PeerStopping    a worker stops in order, and hands over what it has
+    |-- DeviceLost          the device fails every step; the process that has it ends
     |-- TransferFailed      a handoff did not arrive whole (reason: TransferFailure)
     |-- LayoutMismatch      two workers hold KV blocks of different shapes
     |-- ConfigError         the configuration cannot be used (path, problem, suggestion)
@@ -122,6 +123,10 @@ class TransferFailure(StrEnum):
     LINK_LOST = "link_lost"
     REFUSED = "refused"
     ABORTED = "aborted"
+
+
+class DeviceLost(TwophaseError):
+    """A device fails every step that it is given."""
 
 
 class TransferFailed(TwophaseError):

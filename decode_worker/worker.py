@@ -38,9 +38,9 @@ from core.worker import (
 from decode_worker.handoff import Closed, Failed, Handoffs, Outcome, Proven
 from decode_worker.limits import Limits
 from decode_worker.meter import DecodeMeter
-from decode_worker.pace import StepLog
 from decode_worker.scheduler import Prompt, Scheduler
 from decode_worker.sequence import Sequence, step_facts
+from decode_worker.step_log import StepLog
 from engine.batch import SequenceStep, StepResult
 from engine.block_pool import BlockPool
 
@@ -200,7 +200,7 @@ class DecodeWorker:
                 continue
             if (slot_wait_s := sequence.try_begin_decode(self._step_started_s)) is not None:
                 self.meter.waited(slot_wait_s, now_s)
-            sequence.computed(num_tokens, result.compute_s)
+            sequence.computed(num_tokens, self._steps.last)
             if i in result.prompt_logprobs:
                 told = sequence.scored(result.prompt_logprobs[i])
                 self._updates[sequence.session_id].prompt_logprobs.append(told)

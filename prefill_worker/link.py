@@ -13,7 +13,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from core import link as say
 from core.clock import Clock
@@ -28,6 +28,7 @@ from kv_transfer.outbound import OutboundTransfer
 from kv_transfer.plan import PieceSizes
 from kv_transfer.reshape import Reshape
 from prefill_worker.meter import LinkLoad
+from prefill_worker.pushes import Pushes
 from prefill_worker.worker import Computed, LayersComputed
 from twophase.peer import Duplex, lost
 
@@ -40,6 +41,7 @@ class Handoff:
 
     def __init__(self, transfer: OutboundTransfer, link: "Link") -> None:
         self.transfer = transfer
+        self.pushes = Pushes(link.layout.block_size)
         self.ended = asyncio.Event()
         self._link = link
         self._tell_failure: Callable[[TwophaseError], None] | None = None
@@ -77,7 +79,8 @@ class Handoff:
         await self.ended.wait()
         if self.transfer.failure is not None:
             raise self.transfer.failure
-        return self.transfer.report()
+        report = self.transfer.report()
+        return replace(report, events=(*self.pushes.all(), *report.events))
 
     async def close(self) -> None:
         """End the handoff if it is not sealed; returns when the source blocks are free.
@@ -235,7 +238,7 @@ class Link:
             self._meter.acknowledged(piece_id, self.clock.now_s())
         handoff = self._handoffs.get((message.request_id, message.epoch))
         if handoff is not None:
-            self._answer(handoff.transfer, message)
+            self._answer(handoff, message)
             self.changed(handoff)
             return
         self._work.set()
@@ -243,12 +246,14 @@ class Link:
         if isinstance(message, say.Abort):
             self.say((say.AbortAck(message.request_id, message.epoch),))
 
-    def _answer(self, transfer: OutboundTransfer, message: LinkDown) -> None:
+    def _answer(self, handoff: Handoff, message: LinkDown) -> None:
+        transfer = handoff.transfer
         match message:
             case say.Granted():
                 self.say(transfer.granted())
             case say.PieceAck():
                 transfer.acknowledged(message.index)
+                handoff.pushes.acknowledged(message.index, self.clock.now_s())
             case say.Sealed():
                 transfer.sealed(self.clock.now_s())
             case say.TransferRefused():
@@ -289,6 +294,7 @@ class Link:
         for message in messages:
             if isinstance(message, say.Piece):
                 self._meter.sent(message.piece_id, message.num_bytes, started_s)
+                handoff.pushes.sent(message, started_s)
         self.say(messages)
         self.changed(handoff)
 

@@ -123,7 +123,7 @@ class Dispatcher:
         try:
             decode = self._fleet.decode(placement.decode)
         except PeerLost as error:
-            answer.fail()
+            answer.fail(error, self._clock.now_s())
             return Failure(error, is_from_prefill=False)
         mailbox = Mailbox(self._clock)
         with decode.serving(request), decode.receiving(request.request_id, mailbox):
@@ -144,7 +144,7 @@ class Dispatcher:
                         if num_last is not None:
                             answer.stop(len(tokens) - num_last)
                     if failure is not None and not answer.is_complete:
-                        answer.fail()
+                        answer.fail(failure.error, self._clock.now_s())
                         return failure
         return None
 

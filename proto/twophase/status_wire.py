@@ -7,8 +7,8 @@ from twophase.v1 import admin_pb2
 from twophase.v1 import worker_pb2 as pb
 
 
-def status_to_wire(status: WorkerStatus) -> pb.WorkerStatus:
-    """What a worker holds, as a message."""
+def status_to_wire(status: WorkerStatus, clock_s: float = 0.0) -> pb.WorkerStatus:
+    """What a worker holds, as a message; clock_s is its clock as it answers, 0 if others tell."""
     return pb.WorkerStatus(
         name=status.name,
         role=status.role.value,
@@ -32,6 +32,7 @@ def status_to_wire(status: WorkerStatus) -> pb.WorkerStatus:
         num_runnable_requests=status.num_runnable_requests,
         is_draining=status.is_draining,
         signals=signals_to_wire(status.signals),
+        clock_s=clock_s,
         links=[
             pb.LinkStatus(
                 peer=link.peer,

@@ -114,7 +114,7 @@ class AnswerMeter:
         """So many tokens were handed to the transport just now."""
         now_s = self._clock.now_s()
         if self._last_s is None:
-            ttft_s = now_s - self._answer.received_s
+            ttft_s = now_s - self._answer.record.received_s
             self._measured.first_tokens(self._answer, ttft_s, num_tokens, now_s)
         else:
             self._measured.more_tokens(now_s - self._last_s, num_tokens, now_s)

@@ -1,4 +1,5 @@
 from twophase.v1 import inference_pb2 as _inference_pb2
+from twophase.v1 import timeline_pb2 as _timeline_pb2
 from twophase.v1 import worker_pb2 as _worker_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
@@ -285,6 +286,18 @@ class Finding(_message.Message):
     evidence: str
     advice: str
     def __init__(self, phase: _Optional[str] = ..., symptom: _Optional[_Union[Symptom, str]] = ..., seconds: _Optional[float] = ..., usual_s: _Optional[float] = ..., evidence: _Optional[str] = ..., advice: _Optional[str] = ...) -> None: ...
+
+class GetTimelineRequest(_message.Message):
+    __slots__ = ("request_id",)
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    def __init__(self, request_id: _Optional[str] = ...) -> None: ...
+
+class GetTimelineResponse(_message.Message):
+    __slots__ = ("timeline",)
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    timeline: _timeline_pb2.Timeline
+    def __init__(self, timeline: _Optional[_Union[_timeline_pb2.Timeline, _Mapping]] = ...) -> None: ...
 
 class DiagnoseRequest(_message.Message):
     __slots__ = ("window_s",)

@@ -84,6 +84,11 @@ class AdminStub:
                 request_serializer=twophase_dot_v1_dot_admin__pb2.NoteScalingRequest.SerializeToString,
                 response_deserializer=twophase_dot_v1_dot_admin__pb2.NoteScalingResponse.FromString,
                 _registered_method=True)
+        self.GetTimeline = channel.unary_unary(
+                '/twophase.v1.Admin/GetTimeline',
+                request_serializer=twophase_dot_v1_dot_admin__pb2.GetTimelineRequest.SerializeToString,
+                response_deserializer=twophase_dot_v1_dot_admin__pb2.GetTimelineResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServicer:
@@ -163,6 +168,14 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetTimeline(self, request, context):
+        """Tells what happened to a request, when and where; also of one that is running. INVALID_ARGUMENT
+        when the router does not know it (any more).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -215,6 +228,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.NoteScaling,
                     request_deserializer=twophase_dot_v1_dot_admin__pb2.NoteScalingRequest.FromString,
                     response_serializer=twophase_dot_v1_dot_admin__pb2.NoteScalingResponse.SerializeToString,
+            ),
+            'GetTimeline': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetTimeline,
+                    request_deserializer=twophase_dot_v1_dot_admin__pb2.GetTimelineRequest.FromString,
+                    response_serializer=twophase_dot_v1_dot_admin__pb2.GetTimelineResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -487,6 +505,33 @@ class Admin:
             '/twophase.v1.Admin/NoteScaling',
             twophase_dot_v1_dot_admin__pb2.NoteScalingRequest.SerializeToString,
             twophase_dot_v1_dot_admin__pb2.NoteScalingResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetTimeline(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/twophase.v1.Admin/GetTimeline',
+            twophase_dot_v1_dot_admin__pb2.GetTimelineRequest.SerializeToString,
+            twophase_dot_v1_dot_admin__pb2.GetTimelineResponse.FromString,
             options,
             channel_credentials,
             insecure,

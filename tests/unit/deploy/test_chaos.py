@@ -17,18 +17,20 @@ from deploy.commands import chaos as command
 from deploy.commands.chaos import EXIT_BROKEN, chaos_run
 from prefill_worker.bad_link import NOTHING_CHECKSUM, BadSender
 
-WORKERS = st.sets(st.sampled_from([f"{pool}-{i}" for pool in ("prefill", "decode") for i in "012"]))
+WORKERS = st.sets(
+    st.sampled_from([f"{pool}-{i}" for pool in ("prefill", "decode", "router") for i in "012"])
+)
 
 
 @given(WORKERS, st.integers())
-def test_a_fault_never_hits_the_last_worker_of_a_pool(up, seed):
+def test_a_fault_never_hits_the_last_worker_of_a_pool_nor_the_last_router(up, seed):
     fault = next_fault(list(FaultKind), sorted(up), random.Random(seed))
     if fault is None:
         assert len({pool_of(worker) for worker in up}) == len(up)
     else:
-        left = up - {fault.worker}
-        assert fault.worker in up
-        assert pool_of(fault.worker) in {pool_of(worker) for worker in left}
+        left = up - {fault.target}
+        assert fault.target in up
+        assert pool_of(fault.target) in {pool_of(worker) for worker in left}
 
 
 class TestStreams:
