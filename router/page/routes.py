@@ -108,15 +108,16 @@ class Page:
         return _response(_json(asdict(waterfall)), "application/json")
 
     def _waterfall(self, request_id: RequestId) -> Waterfall:
-        now_s = self._clock.now_s()
-        for running in self._door.running.oldest_first():
-            if running.request_id == request_id and (known := running.known(now_s)) is not None:
-                return waterfall_so_far(known, running.state)
+        running = self._door.running.find(request_id)
+        if running is not None and running.answer is not None:
+            known, record = running.answer.known(self._clock.now_s()), running.answer.record
+            return waterfall_so_far(known, record.events(None), running.state)
         ended = self._door.history.find(request_id)
         if ended is None:
             what = "no request with this id is running, or ended lately"
             raise InvalidRequest("request_id", request_id, what)
-        return waterfall_of(ended.completion, self._door.history.explain(ended))
+        events = ended.record.events(ended.completion.phases.total_s)
+        return waterfall_of(ended.completion, events, self._door.history.explain(ended))
 
     def _facts(self, now_s: float) -> Facts:
         door, fleet, recent = self._door, self._fleet, self._door.measured.recent

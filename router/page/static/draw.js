@@ -2,7 +2,7 @@
 
 export const PHASES = {
   tokenize: 'tokenize', place: 'place', recovery: 'recovery', reserve: 'reserve', queue: 'queue',
-  queue_or_prefill: 'queue or prefill', prefill: 'prefill', exposed_transfer: 'transfer',
+  queue_or_prefill: 'queue or prefill', prefill: 'prefill', push: 'push', exposed_transfer: 'transfer',
   slot_wait: 'slot wait', decode: 'decode', delivery: 'delivery', unaccounted: 'unaccounted',
 };
 
@@ -101,40 +101,43 @@ export function spark(lines, label) {
 
 export const swatch = (phase) => h('span', { class: `swatch c-${phase}`, 'aria-hidden': 'true' });
 
-function track(total, first, box) {
+// The bars of one row; what each was shows on hovering.
+function track(total, first, bars, paint) {
   const at = (s) => `${((100 * s) / total).toFixed(2)}%`;
   const picture = svg('svg', { 'aria-hidden': 'true', focusable: 'false' });
   picture.append(svg('rect', { class: 'ground', y: 2, width: '100%', height: 12, rx: 3 }));
-  const rect = svg('rect', { ...box.attributes, y: 2, height: 12, rx: 2, x: at(box.begin_s) });
-  rect.style.width = `max(2px, ${at(box.seconds)})`;
-  picture.append(rect);
+  for (const bar of bars) {
+    const what = svg('title', null, `${bar.what}, ${seconds(bar.seconds)} from ${seconds(bar.begin_s)} on`);
+    const rect = svg('rect', { ...paint, y: 2, height: 12, rx: 1.5, x: at(bar.begin_s) }, what);
+    rect.style.width = `max(2px, ${at(bar.seconds)})`;
+    picture.append(rect);
+  }
   if (first) picture.append(svg('line', { class: 'first', x1: at(first), x2: at(first), y1: -2, y2: 18 }));
   return picture;
 }
 
-const paint = (phase) =>
-  phase === 'queue_or_prefill' ? { fill: 'url(#stripes)' } : { class: `c-${phase}` };
-
 // A request's phases one below the other on one scale; long gaps in rows of their own.
 export function waterfall(request) {
-  const drawn = request.bars.map((bar) => bar.begin_s + bar.seconds);
-  const total = Math.max(request.total_s, ...drawn, 1e-9);
+  const ends = request.rows.flatMap((row) => row.bars.map((bar) => bar.begin_s + bar.seconds));
+  const total = Math.max(request.total_s, ...ends, 1e-9);
   const body = h('tbody');
-  const row = (name, box, s) =>
-    h('tr', null, name, h('td', null, track(total, request.ttft_s, box)), h('td', { class: 'n' }, seconds(s)));
-  for (const bar of request.bars) {
-    const name = h('th', { scope: 'row', class: 'phase' }, swatch(bar.phase), PHASES[bar.phase] ?? bar.phase);
-    body.append(row(name, { ...bar, attributes: paint(bar.phase) }, bar.seconds));
-    if (bar.phase !== 'decode') continue;
+  const add = (name, bars, paint, took, note) => {
+    const cell = h('td', null, track(total, request.ttft_s, bars, paint), note ? h('p', { class: 'what' }, note) : null);
+    body.append(h('tr', null, h('th', { scope: 'row' }, swatch(name[0]), name[1]), cell,
+      h('td', { class: 'n' }, seconds(took))));
+  };
+  for (const { phase, bars, seconds: took, note } of request.rows) {
+    const paint = phase === 'queue_or_prefill' ? { fill: 'url(#stripes)' } : { class: `c-${phase}` };
+    add([phase, PHASES[phase] ?? phase], bars, paint, took, note);
+    if (phase !== 'decode') continue;
     for (const gap of request.gaps) {
-      const box = { ...gap, attributes: { class: 'gapbox', fill: 'url(#hatch)' } };
-      body.append(row(h('th', { scope: 'row' }, swatch('gap'), 'longest gap'), box, gap.seconds));
       const what = `Token ${gap.index} came ${seconds(gap.seconds)} after the one before: ${gap.what_ran}.`;
-      body.append(h('tr', null, h('td'), h('td', { class: 'gap', colspan: 2 }, what)));
+      add(['gap', 'gap'], [{ ...gap, what }], { class: 'gapbox', fill: 'url(#hatch)' }, gap.seconds, what);
     }
   }
   const scale = `0 to ${seconds(total)}` +
-    (request.ttft_s ? `; the dashed line is the first token, after ${seconds(request.ttft_s)}` : '');
+    (request.ttft_s ? `; dashed: the first token, after ${seconds(request.ttft_s)}` : '') +
+    (request.uncertainty_s > total / 200 ? `; workers' bars within ${seconds(request.uncertainty_s)}` : '');
   return h('table', { class: 'waterfall', 'aria-label': 'Phases of the request' },
     h('thead', null, h('tr', null, h('th', { scope: 'col' }, 'phase'),
       h('th', { scope: 'col', class: 'axis' }, scale), h('th', { scope: 'col', class: 'n' }, 'took'))),

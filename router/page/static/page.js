@@ -385,6 +385,6 @@ document.addEventListener('visibilitychange', () => {
   if (!document.hidden && timer === null && !$('key').open) turn();
 });
 
-$('legend').append(...Object.entries(PHASES).filter(([phase]) => phase !== 'unaccounted')
+$('legend').append(...Object.entries(PHASES).filter(([phase]) => phase !== 'unaccounted' && phase !== 'push')
   .map(([phase, name]) => h('li', null, swatch(phase), name)));
 turn();

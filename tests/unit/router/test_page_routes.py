@@ -19,10 +19,12 @@ from router.history import History
 from router.page import routes
 from router.page.routes import FILE_PATHS, JUDGED_S, SHARED_S, Page
 from router.running import RunningRequests
+from router.timeline.record import Record
 from router.totals import KvCounters
 from tests.unit.core.test_diagnosis import HEALTHY, delayed
 from tests.unit.router.doubles import make_request, until
 
+RECORD = Record(0.0, 0.0)
 STATIC = routes.files("router.page") / "static"
 
 
@@ -58,7 +60,7 @@ async def test_the_state_tells_workers_requests_and_decisions(make_page, join, d
     await join("prefill-0", Role.PREFILL)
     decode = await join("decode-0")
     await until(lambda: decode.info is not None)
-    door.history.add(replace(HEALTHY, request_id="ended"))
+    door.history.add(replace(HEALTHY, request_id="ended"), RECORD)
     door.decisions.add("decode 1 -> 2 (late): requests wait", clock.now_s())
     page = make_page()
     clock.advance(3.0)
@@ -92,7 +94,7 @@ async def test_all_who_look_share_a_snapshot_and_nobody_costs_nothing(
 async def test_what_is_slow_is_judged_anew_every_few_seconds(make_page, door, clock):
     page = make_page()
     assert (await json_of(page.state))["judged"]["num_requests"] == 0
-    door.history.add(HEALTHY)
+    door.history.add(HEALTHY, RECORD)
     clock.advance(1.01 * SHARED_S)
     assert (await json_of(page.state))["judged"]["num_requests"] == 0
     clock.advance(JUDGED_S)
@@ -101,7 +103,7 @@ async def test_what_is_slow_is_judged_anew_every_few_seconds(make_page, door, cl
 
 async def test_a_request_is_told_while_it_runs_and_after(make_page, door, clock):
     page = make_page()
-    door.history.add(replace(delayed("queue"), request_id="slow"))
+    door.history.add(replace(delayed("queue"), request_id="slow"), RECORD)
     slow = await json_of(page.request, request_id="slow")
     assert [finding["phase"] for finding in slow["findings"]] == ["queue"]
     with door.running.entered("inside", clock.now_s()) as running:

@@ -13,12 +13,13 @@ from core.worker import KvTotals, LinkStatus, Role, StuckWorker
 from router.decisions import MAX_CHARACTERS, Decisions
 from router.history import Ended
 from router.page.snapshot import MAX_REQUESTS, MAX_WORKERS, Facts, Judged, snapshot_of
-from router.page.span import open_phase, spans_of, spans_so_far
-from router.page.waterfall import waterfall_of, waterfall_so_far
+from router.page.span import open_phase, spans_so_far
 from router.telemetry.recent import SLOT_S, Recent
-from tests.unit.core.test_diagnosis import GAP, HEALTHY, delayed, with_gap
+from router.timeline.record import Record
+from tests.unit.core.test_diagnosis import HEALTHY, delayed
 from tests.unit.router.doubles import make_info, make_status
 
+RECORD = Record(0.0, 0.0)
 LINK = LinkStatus("decode-0", "shm", "same host", 1000, latency_s=0.001, bytes_per_s=5e6)
 
 
@@ -51,7 +52,7 @@ def facts(**changes):
         "kv": KvTotals(),
         "num_running": 1,
         "running": [(listed_request(), HEALTHY)],
-        "ended": [Ended(HEALTHY, 90.0)],
+        "ended": [Ended(HEALTHY, 90.0, RECORD)],
         "judged": Judged.of([HEALTHY] * 5, 300.0),
         "slots": recent.slots(100.0),
         "lately": recent.lately(5, 100.0),
@@ -92,7 +93,9 @@ def test_prompt_tokens_and_output_tokens_are_never_mixed():
 
 
 def test_an_ended_request_names_what_was_slow_and_its_spans_add_up():
-    told = snapshot_of(facts(ended=[Ended(delayed("queue"), 70.0), Ended(HEALTHY, 60.0)]))
+    told = snapshot_of(
+        facts(ended=[Ended(delayed("queue"), 70.0, RECORD), Ended(HEALTHY, 60.0, RECORD)])
+    )
     assert [past.slow for past in told.ended] == [("queue",), ()]
     assert told.ended[0].age_s == 30.0
     for past in told.ended:
@@ -110,7 +113,7 @@ def test_the_page_is_bounded_whatever_the_cluster():
             workers=many,
             running=running,
             num_running=1000,
-            ended=[Ended(HEALTHY, 1.0)] * 1000,
+            ended=[Ended(HEALTHY, 1.0, RECORD)] * 1000,
             stuck=[StuckWorker("decode-0", "a:1", "silent", 1.0)] * 1000,
             decisions=decisions.latest(),
             is_scaled=True,
@@ -156,46 +159,3 @@ def test_a_request_whose_transfer_is_told_waits_for_a_slot():
     known = replace(HEALTHY, transfer=None)
     assert open_phase(known, RequestState.TRANSFERRING) == "exposed_transfer"
     assert open_phase(None, RequestState.RECEIVED) == "tokenize"
-
-
-def test_each_bar_of_a_waterfall_begins_where_the_one_before_it_ends():
-    told = waterfall_of(HEALTHY, ())
-    ends = [bar.begin_s + bar.seconds for bar in told.bars]
-    assert [bar.begin_s for bar in told.bars] == pytest.approx([0.0, *ends[:-1]])
-    assert ends[-1] == pytest.approx(told.total_s, abs=1e-4)
-    assert [bar.phase for bar in told.bars] == [phase for phase, _ in spans_of(HEALTHY.phases)]
-    assert told.usage.num_prompt_tokens == 500 and told.transfer.backend == "shm"
-
-
-@pytest.mark.parametrize(
-    ("changes", "what"),
-    [
-        (
-            {"num_prompt_tokens": 300, "prompts": ("a", "b")},
-            "300 prompt tokens of a, b were read",
-        ),
-        ({"num_prompt_tokens": 300}, "300 prompt tokens were read"),
-        ({"step_s": 0.9}, "one decode step of 4 sequences took 0.900 s"),
-        ({"step_s": 0.1}, "the worker's steps took 0.100 s of it; else it stood still"),
-    ],
-)
-def test_the_longest_gap_lies_within_decode_and_names_what_ran(changes, what):
-    told = waterfall_of(with_gap(**changes), ())
-    decode = next(bar for bar in told.bars if bar.phase == "decode")
-    gap = told.gaps[0]
-    assert gap.what_ran == what
-    assert decode.begin_s < gap.begin_s
-    assert gap.begin_s + gap.seconds < decode.begin_s + decode.seconds
-    others_s = (decode.seconds - gap.seconds) / (HEALTHY.usage.num_output_tokens - 2)
-    assert gap.begin_s == pytest.approx(decode.begin_s + (GAP.index - 1) * others_s)
-
-
-def test_of_a_request_that_runs_the_waterfall_is_what_is_known_so_far():
-    phases = Phases(tokenize_s=0.5, total_s=2.0)
-    known = replace(HEALTHY, phases=phases, decode=None, transfer=None)
-    told = waterfall_so_far(known, RequestState.PREFILLING)
-    assert (told.state, told.ttft_s, told.gaps, told.findings) == ("queue_or_prefill", None, (), ())
-    assert [(bar.phase, bar.begin_s) for bar in told.bars] == [
-        ("tokenize", 0.0),
-        ("queue_or_prefill", 0.5),
-    ]
