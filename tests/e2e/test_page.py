@@ -20,6 +20,7 @@ from deploy.local_cluster import LocalCluster
 from tests.e2e.conftest import StartCluster
 from tests.e2e.page_load import (
     HOSTILE_ID,
+    STILL_ID,
     ask,
     stand_still,
     streams,
@@ -80,6 +81,7 @@ def url(cluster: LocalCluster) -> str:
 @pytest.fixture(scope="module")
 def browser(url: str) -> Iterator[Browser]:
     # After the cluster, whose start needs an event loop: Playwright's is in this thread.
+    expect.set_options(timeout=LATE_MS)
     sandbox = [] if os.geteuid() else ["--no-sandbox"]  # Chromium refuses it to root
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=sandbox)
@@ -110,6 +112,26 @@ def state_of(page: Page) -> dict[str, Any]:
     return dict(answer.json())
 
 
+def list_first(page: Page, request_id: str) -> None:
+    """Keep a request that ended at the top of its list, however many follow it."""
+
+    def rename(route: Route) -> None:
+        state = route.fetch().json()
+        state["ended"][0]["request_id"] = request_id
+        route.fulfill(json=state)
+
+    page.route("**/ui/state", rename)
+    expect(page.get_by_role("button", name=request_id, exact=True)).to_be_visible()
+
+
+def take(page: Page, pictures: Path | None, name: str) -> None:
+    """A picture of what stands at the top, if any are wanted."""
+    if pictures is not None:
+        page.evaluate("document.activeElement.blur(); scrollTo(0, 0)")
+        page.wait_for_timeout(1500)  # all of it is painted
+        page.screenshot(path=pictures / name)
+
+
 def reach(page: Page, selector: str) -> None:
     """Press Tab until the element has the focus."""
     for _ in range(200):
@@ -133,7 +155,7 @@ def test_it_shows_workers_links_rates_and_requests_as_they_run(browser: Browser,
         expect(page.locator("#running tbody tr .bar").first).to_be_visible()
         first = page.locator("#running tbody tr button").first.inner_text()
         ended = page.locator("#ended").get_by_role("button", name=first, exact=True)
-        expect(ended).to_be_visible(timeout=LATE_MS)
+        expect(ended).to_be_visible()
         expect(page.locator("#judged")).to_contain_text("requests that ended within the last 5")
         assert page.title().endswith("twophase")
         state = state_of(page)
@@ -145,11 +167,10 @@ def test_the_keyboard_alone_opens_a_request_whose_gap_is_named_and_closes_it(
     browser: Browser, url: str
 ) -> None:
     with opened(browser, url) as page:
-        expect(page.locator("#troubles li:has(.c-decode) button")).to_be_visible()
-        reach(page, "#troubles li:has(.c-decode) button")
-        name = page.evaluate("document.activeElement.textContent")
+        list_first(page, STILL_ID)
+        reach(page, f'#ended button[title="{STILL_ID}"]')
         page.keyboard.press("Enter")
-        dialog = page.get_by_role("dialog", name=name)
+        dialog = page.get_by_role("dialog", name=STILL_ID)
         expect(dialog.locator(".waterfall tbody tr").first).to_be_visible()
         assert page.evaluate("document.activeElement.closest('dialog') !== null")
         for phase in ("prefill", "push", "transfer", "decode", "gap"):
@@ -158,20 +179,14 @@ def test_the_keyboard_alone_opens_a_request_whose_gap_is_named_and_closes_it(
         expect(dialog.locator(".found").first).to_contain_text("took")
         page.keyboard.press("Escape")
         expect(page.locator("dialog[open]")).to_have_count(0)
-        assert page.evaluate("document.activeElement.matches('#troubles button')")
-        reach(page, "#ended tbody tr:first-child button")
+        assert page.evaluate("document.activeElement.title") == STILL_ID
         page.keyboard.press("ArrowDown")
         assert page.evaluate("document.activeElement.closest('tr').previousElementSibling !== null")
 
 
 def test_what_a_request_is_called_is_text_whatever_it_is(browser: Browser, url: str) -> None:
-    def rename(route: Route) -> None:
-        state = route.fetch().json()
-        state["ended"][0]["request_id"] = HOSTILE_ID
-        route.fulfill(json=state)
-
     with opened(browser, url) as page:
-        page.route("**/ui/state", rename)
+        list_first(page, HOSTILE_ID)
         page.get_by_role("button", name=HOSTILE_ID, exact=True).click()
         expect(page.locator("#detail-title")).to_have_text(HOSTILE_ID)
         expect(page.locator(".waterfall tbody tr").first).to_be_visible()
@@ -185,18 +200,16 @@ def test_it_is_legible_in_light_and_dark_on_desk_and_phone(
         client.admin.note_scaling(DECISION)
     with opened(browser, url, reduced_motion="reduce") as page:
         expect(page.locator("#scaling")).to_contain_text(DECISION)
-        expect(page.locator("#troubles button").first).to_be_visible()
+        expect(page.locator("#troubles li:has(.c-decode) button")).to_be_visible()
         for scheme, (name, size) in product(SCHEMES, SIZES.items()):
             page.emulate_media(color_scheme=scheme)
             page.set_viewport_size(size)
             assert page.evaluate(AUDIT) == []
-            if pictures:
-                page.screenshot(path=pictures / f"page-{name}-{scheme}.png")
-            page.locator("#troubles button").first.click()
+            take(page, pictures, f"page-{name}-{scheme}.png")
+            page.locator("#troubles li:has(.c-decode) button").click()
             expect(page.locator(".waterfall tbody tr").first).to_be_visible()
             assert page.evaluate(AUDIT) == []
-            if pictures:
-                page.screenshot(path=pictures / f"page-request-{name}-{scheme}.png")
+            take(page, pictures, f"page-request-{name}-{scheme}.png")
             page.keyboard.press("Escape")
 
 

@@ -49,7 +49,7 @@ function latency(title, rates, field) {
   const word = (p) => h('span', null, swatch(p), `${p} ${seconds(now[`${p}_s`])}`);
   const label = `${title} over the last ${minutes(rates)}; now p50 ${seconds(now.p50_s)}, ` +
     `p95 ${seconds(now.p95_s)}, p99 ${seconds(now.p99_s)}`;
-  return tile(title, seconds(now.p50_s), '', ['p50', 'p95', 'p99'].map(word), lines, label);
+  return tile(title, seconds(now.p50_s), ' p50', ['p95', 'p99'].map(word), lines, label);
 }
 
 function drawRates(rates) {
@@ -196,7 +196,8 @@ function drawJudged(judged) {
       tell(button, button.title);
       node.replaceChildren(
         h('p', null, swatch(phase), h('b', null, PHASES[phase] ?? phase),
-          `: ${symptom}, ${plural(trouble.num_requests, 'request')}, ${seconds(trouble.seconds)} in all; worst `, button),
+          `: ${symptom}`),
+        h('p', { class: 'advice' }, `${plural(trouble.num_requests, 'request')}, ${seconds(trouble.seconds)} in all; the worst, `, button, ':'),
         h('p', null, evidence), h('p', { class: 'advice' }, advice));
       if (hadFocus) button.focus();
     });
@@ -225,7 +226,8 @@ function drawScaling(scaling) {
 
 function draw(state) {
   document.title = `${state.num_running ? `(${state.num_running}) ` : ''}twophase`;
-  tell($('cluster'), `${state.model}, ${state.mode}`);
+  tell($('cluster'), `${state.model.split('/').pop()}, ${state.mode}`);
+  $('cluster').title = state.model;
   $('unready').hidden = state.is_ready;
   tell($('unready'), 'Not ready: no token has come through both pools since the workers last changed.');
   drawRates(state.rates);
