@@ -41,9 +41,13 @@ DECISION = (
     "requests wait 0.84 s for a slot, and target_wait_s is 0.50"
 )
 AUDIT = Path(__file__).with_name("page_audit.js").read_text(encoding="utf-8")
-DESK: ViewportSize = {"width": 1280, "height": 900}
+DESK: ViewportSize = {"width": 1280, "height": 820}
 SIZES: dict[str, ViewportSize] = {"desk": DESK, "phone": {"width": 360, "height": 740}}
 SCHEMES: tuple[Literal["light"], Literal["dark"]] = ("light", "dark")
+PICTURES = (
+    *("page-desk-light.png", "page-desk-dark.png", "page-request-desk-dark.png"),
+    *("page-phone-light.png", "page-request-phone-light.png"),
+)
 KEY = "tp-the-right-one"
 LATE_MS = 15_000
 # Where the worker stood when it was stopped, in a step or between two, is chance.
@@ -67,7 +71,7 @@ def cluster(
     cluster = start_cluster(model, *SETUP)
     with streams(cluster.address, 7 if pictures else 3, 0.0 if pictures else 0.3):
         ask(cluster.address, HOSTILE_ID, 2)
-        wait_for_ended(cluster.address, 150 if pictures else 10, 150)
+        wait_for_ended(cluster.address, 100 if pictures else 10, 150)
         stand_still(cluster)
         yield cluster
 
@@ -125,8 +129,8 @@ def list_first(page: Page, request_id: str) -> None:
 
 
 def take(page: Page, pictures: Path | None, name: str) -> None:
-    """A picture of what stands at the top, if any are wanted."""
-    if pictures is not None:
+    """A picture of what stands at the top, if it is wanted."""
+    if pictures is not None and name in PICTURES:
         page.evaluate("document.activeElement.blur(); scrollTo(0, 0)")
         page.wait_for_timeout(1500)  # all of it is painted
         page.screenshot(path=pictures / name)
