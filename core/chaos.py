@@ -48,6 +48,8 @@ class ChaosConfig(BaseModel):
     clock_skew_s: int = Field(default=0, ge=0, le=10**8)
     """Each child process has a monotonic clock of its own, up to so many seconds ahead of the
     machine's (time namespaces: Linux, as root)."""
+    link_bytes_per_s: float | None = Field(default=None, ge=1_000)
+    """Most that a prefill worker sends over each of its links; default: what the link carries."""
     seed: int = 1
     """Of the draws: which fault, who is hit, which pieces, which clock is how far ahead."""
 
@@ -62,4 +64,5 @@ class ChaosConfig(BaseModel):
     @property
     def is_link_bad(self) -> bool:
         """Whether pieces are lost or late."""
-        return self.lost_pieces > 0 or self.piece_delay_s > 0
+        is_slow = self.piece_delay_s > 0 or self.link_bytes_per_s is not None
+        return self.lost_pieces > 0 or is_slow

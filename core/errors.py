@@ -163,3 +163,9 @@ class ModelError(TwophaseError):
 
 class InvariantBroken(TwophaseError):
     """Something that must always hold did not; the device loop that finds it stops its process."""
+
+
+def word_of(error: BaseException) -> str:
+    """What kind of error it is, as a label: invalid_request, ...; internal for what is no kind."""
+    name = type(error).__name__ if isinstance(error, TwophaseError) else "internal"
+    return "".join(f"_{c.lower()}" if c.isupper() else c for c in name).lstrip("_")

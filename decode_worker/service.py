@@ -234,6 +234,7 @@ class DecodeService(pb_grpc.WorkerServicer, pb_grpc.DecodeWorkerServicer):
             num_runnable_requests=self._worker.num_runnable,
             is_draining=self._worker.is_draining,
             signals=self._worker.meter.signals(now_s, oldest_wait_s=max(waits_s, default=0.0)),
+            samples=tuple(self._worker.counts.tally.samples(self._info.name)),
         )
 
 

@@ -35,6 +35,7 @@ from core.worker import (
     UpdateBuilder,
     WorkerInfo,
 )
+from decode_worker.counts import StepCounts
 from decode_worker.handoff import Closed, Failed, Handoffs, Outcome, Proven
 from decode_worker.limits import Limits
 from decode_worker.meter import DecodeMeter
@@ -62,6 +63,7 @@ class DecodeWorker:
         self.pool = pool
         self.handoffs = Handoffs(info.layout)
         self.meter = DecodeMeter()
+        self.counts = StepCounts(info.layout.token_bytes)
         self.address = ""
         self.num_steps = 0
         self.is_draining = False
@@ -192,7 +194,8 @@ class DecodeWorker:
         self.num_steps += 1
         self.meter.step(result.compute_s, now_s)
         in_step, self._in_step = self._in_step, []
-        self._steps.add(step_facts(in_step, now_s, result.compute_s))
+        self._steps.add(facts := step_facts(in_step, now_s, result.compute_s))
+        self.counts.step(facts)
         shares = zip(in_step, result.token_ids, strict=True)
         for i, ((sequence, num_tokens), token_id) in enumerate(shares):
             if sequence.is_ended:

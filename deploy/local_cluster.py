@@ -24,6 +24,7 @@ from core.config import ClusterConfig
 from core.errors import ConfigError, PeerLost
 from core.process import EXIT_REFUSED
 from core.worker import Role
+from deploy.live_config import LiveConfig
 from deploy.ports import reserved_address
 from deploy.scaler import Scaler
 from deploy.supervisor import Slot, Supervisor, stop_timeout_s, stop_together
@@ -143,6 +144,7 @@ def local_cluster(
     log_directory: Path | None = None,
     replace_lost: bool = False,
     num_routers: int = 1,
+    live: LiveConfig | None = None,
 ) -> Iterator[LocalCluster]:
     """Run a cluster in child processes while the context lasts.
 
@@ -150,6 +152,7 @@ def local_cluster(
         config: the cluster.
         tell: called with a line about each step of the start and the stop.
         log_directory: where each server writes its log; None is a directory that goes away.
+        live: the same configuration, for who changes it while the cluster runs.
         replace_lost: whether a worker that ends is followed by another.
         num_routers: several listen on ports of their own, and are then replaced like workers.
 
@@ -176,7 +179,7 @@ def local_cluster(
         if replace_lost:
             supervisor.watch(router.address, config.security)
         if config.scaling is not None:
-            scaler = Scaler(config, workers, launch.worker, supervisor, may_end)
+            scaler = Scaler(live or LiveConfig(config), workers, launch.worker, supervisor, may_end)
             stack.callback(scaler.close)
             scaler.watch(router.address)
         yield LocalCluster(tuple(router.address for router in routers), (*workers, *routers), logs)

@@ -27,6 +27,7 @@ from kv_transfer.meter import LinkMeter, piece_sizes
 from kv_transfer.outbound import OutboundTransfer
 from kv_transfer.plan import PieceSizes
 from kv_transfer.reshape import Reshape
+from prefill_worker.counts import LinkCounts
 from prefill_worker.meter import LinkLoad
 from prefill_worker.pushes import Pushes
 from prefill_worker.worker import Computed, LayersComputed
@@ -95,10 +96,11 @@ class Handoff:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How bytes go over a link: the backend's sender, and what pages our blocks are for it."""
+    """How bytes go over a link: the backend's sender, what pages our blocks are for it, a count."""
 
     sender: Sender
     reshape: Reshape
+    counts: LinkCounts
 
 
 class Link:
@@ -127,6 +129,7 @@ class Link:
         self._opened = opened
         self._reshape = way.reshape
         self._sender = way.sender
+        self._counts = way.counts
         self._stream = stream
         self._messages = messages
         self._meter = LinkMeter()
@@ -152,7 +155,7 @@ class Link:
         """What the link carries, for those who scale pools."""
         return LinkLoad(
             sum(handoff.transfer.num_in_flight_bytes for handoff in self._handoffs.values()),
-            self._meter.carried.per_s(now_s),
+            self._meter.carried_per_s(now_s),
             self._meter.speed.bytes_per_s,
         )
 
@@ -191,7 +194,9 @@ class Link:
             self._handoffs.pop((reservation.request_id, reservation.epoch), None)
             handoff.ended.set()
             if handoff.transfer.failure is None:
-                self.num_bytes += handoff.transfer.report().num_bytes
+                report = handoff.transfer.report()
+                self.num_bytes += report.num_bytes
+                self._counts.sealed(report)
         self._work.set()
 
     async def run(self) -> None:

@@ -215,6 +215,11 @@ class PrefillService(pb_grpc.WorkerServicer, pb_grpc.PrefillWorkerServicer):
                 num_parked=self._worker.num_parked,
                 links=self._links.loads(now_s),
             ),
+            samples=tuple(
+                sample
+                for tally in (self._worker.tally, self._links.tally)
+                for sample in tally.samples(self._info.name)
+            ),
         )
 
     def _on_layer(self, layer: int) -> None:

@@ -18,11 +18,13 @@ from dataclasses import dataclass, field, replace
 from core.errors import InvalidRequest, Overloaded, TwophaseError
 from core.events.chunks import Chunks
 from core.request import Logprobs, OutputToken, Request, RequestId, WorkerName
+from core.tally import Tally
 from core.timeline import PrefillReport
 from core.worker import BlockHolder
 from engine.batch import SequenceStep, StepResult
 from engine.block_pool import BlockPool, Reservation
 from engine.sampling.logits import history_of
+from prefill_worker.counts import StepCounts
 from prefill_worker.meter import PrefillMeter
 from prefill_worker.scheduler import Candidate, Scheduler
 
@@ -82,10 +84,12 @@ class PrefillWorker:
     ) -> None:
         self.pool = pool
         self.meter = PrefillMeter()
+        self.tally = Tally()
         self.num_steps = 0
         self._block_size = block_size
         self._max_waiting = max_waiting
         self._scheduler = Scheduler(max_batch_tokens)
+        self._counts = StepCounts(self.tally)
         self._sequences: dict[RequestId, _Sequence] = {}
         self._in_step: list[tuple[_Sequence, int]] = []
 
@@ -194,6 +198,7 @@ class PrefillWorker:
         self.num_steps += 1
         num_tokens_in_step = sum(num_tokens for _, num_tokens in self._in_step)
         self.meter.step(num_tokens_in_step, result.compute_s, now_s)
+        self._counts.step(num_tokens_in_step, result.compute_s)
         shares = zip(self._in_step, result.token_ids, strict=True)
         for i, ((sequence, num_tokens), token_id) in enumerate(shares):
             if sequence.chunks.num == 0:

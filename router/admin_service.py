@@ -5,6 +5,7 @@ Runs in the router's event loop.
 
 import asyncio
 import time
+from dataclasses import replace
 
 from core.clock import Clock
 from core.diagnosis import spreads, troubles
@@ -18,6 +19,7 @@ from router.generation import FrontDoor
 from router.listing import listed_request, listed_worker
 from router.members.fleet import Fleet
 from twophase.listing_wire import listed_request_to_wire, listed_worker_to_wire
+from twophase.policy_wire import policy_from_wire
 from twophase.report_wire import finding_to_wire, spread_to_wire, trouble_to_wire
 from twophase.server import Context, abort
 from twophase.signals_wire import demand_to_wire
@@ -196,3 +198,15 @@ class AdminService(pb_grpc.AdminServicer):
             now_wall_s=time.time(),
             clocks=tuple(m.peer.worker_clock for m in members if m.info.name in places),
         )
+
+    async def Reconfigure(
+        self, request: pb.ReconfigureRequest, context: Context
+    ) -> pb.ReconfigureResponse:
+        try:
+            router = policy_from_wire(request.policy, self._config.router)
+        except InvalidRequest as error:
+            await abort(context, error)
+            raise
+        self._config = replace(self._config, router=router)
+        self._dispatcher.obey(self._config.dispatch)
+        return pb.ReconfigureResponse()

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import psutil
 
-from core.chaos import ChaosConfig
+from core.chaos import ChaosConfig, FaultKind
 from core.config import ClusterConfig
 from deploy.chaos.faults import Fault, next_fault
 from deploy.chaos.harm import harm
@@ -145,17 +145,20 @@ class _Run:
 
     async def _inject(self, watch: Watch, until_s: float) -> None:
         """A fault every few seconds; what can be undone is undone, whatever happens."""
+        kinds: set[FaultKind] = set()
         async with asyncio.TaskGroup() as harms:
             while time.monotonic() + self._chaos.every_s < until_s:
                 await asyncio.sleep(self._chaos.every_s)
                 up = [server for server in await watch.up() if server not in self._harmed]
-                fault = next_fault(self._chaos.faults, up, self._draw)
+                kinds = kinds or {*self._chaos.faults}  # each comes before one comes again
+                fault = next_fault(sorted(kinds), up, self._draw)
                 await watch.measure()
                 if fault is None:
                     self._tell("nobody can be spared: no fault")
                     continue
                 self._tell(f"{fault.kind} {fault.target}")
                 self._outcome.faults.append(fault)
+                kinds.discard(fault.kind)
                 harms.create_task(self._harm(fault))
 
     async def _harm(self, fault: Fault) -> None:

@@ -186,7 +186,9 @@ def what_ran(gap: Event) -> str:
         names = f" of {', '.join(gap.request_ids)}" if gap.request_ids else ""
         return f"{gap.num_tokens} prompt tokens{names} were read"
     if gap.busy_s >= gap.duration_s / 2:
-        return f"one decode step of {gap.num_sequences} sequences took {gap.busy_s:.3f} s"
+        return (
+            f"one decode step of {_plural(gap.num_sequences, 'sequence')} took {gap.busy_s:.3f} s"
+        )
     return f"the worker's steps took {gap.busy_s:.3f} s of it; else it stood still"
 
 
@@ -200,7 +202,7 @@ def _what(event: Event) -> str:
             last = event.first_layer + event.num_layers - 1
             return f"layers {event.first_layer} to {last}, {event.num_bytes} bytes"
         case EventKind.STEPS:
-            return f"{event.count} steps of at most {event.num_sequences} sequences"
+            return _steps(event.count, event.num_sequences)
         case EventKind.GAP:
             return what_ran(event)
         case EventKind.FAILED:
@@ -218,8 +220,12 @@ def _note(name: str, events: Sequence[Event]) -> str:
             return f"{_plural(count, 'piece')} with {num_bytes / 1e6:.2f} MB"
         case "decode" if any(event.num_sequences for event in events):
             most = max(event.num_sequences for event in events)
-            return f"{_plural(count, 'step')} of at most {_plural(most, 'sequence')}"
+            return _steps(count, most)
     return ""
+
+
+def _steps(count: int, most: int) -> str:
+    return f"{_plural(count, 'step')} of at most {_plural(most, 'sequence')}"
 
 
 def _plural(count: int, word: str) -> str:

@@ -78,6 +78,11 @@ class Placing:
         self._is_falling_back = False
         self._log = logging.getLogger("twophase.router")
 
+    def obey(self, policy: DispatchPolicy) -> None:
+        """Place by this policy from now on; who is in line keeps the time that it may wait."""
+        self._policy = policy
+        self._pump()
+
     @property
     def num_waiting(self) -> int:
         """Requests in line."""

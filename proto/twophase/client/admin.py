@@ -5,12 +5,14 @@ Reached as `Client.admin` and `AsyncClient.admin`; uses their connection.
 
 from typing import Any
 
+from core.config import RouterConfig
 from core.events.timeline import Timeline
 from core.finding import Diagnosis, Explained
 from core.listing import ListedRequest, ListedWorker
 from core.request import WorkerName
 from twophase.client.calls import call, call_async
 from twophase.listing_wire import listed_request_from_wire, listed_worker_from_wire
+from twophase.policy_wire import policy_to_wire
 from twophase.report_wire import diagnosis_from_wire, finding_from_wire
 from twophase.timeline_wire import timeline_from_wire
 from twophase.v1 import admin_pb2 as pb
@@ -84,6 +86,15 @@ class Admin:
         message = pb.GetTimelineRequest(request_id=request_id)
         reply = call(self._address, self._stub.GetTimeline, message, timeout_s)
         return timeline_from_wire(reply.timeline)
+
+    def reconfigure(self, router: RouterConfig, *, timeout_s: float = TIMEOUT_S) -> None:
+        """Have the router take from this section what it reads anew for each request.
+
+        Raises:
+            InvalidRequest: a setting is out of its range; none has changed.
+        """
+        message = pb.ReconfigureRequest(policy=policy_to_wire(router))
+        call(self._address, self._stub.Reconfigure, message, timeout_s)
 
 
 class AsyncAdmin:

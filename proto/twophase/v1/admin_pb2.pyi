@@ -16,6 +16,7 @@ class WorkerState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     WORKER_STATE_READY: _ClassVar[WorkerState]
     WORKER_STATE_DRAINING: _ClassVar[WorkerState]
     WORKER_STATE_SUSPECT: _ClassVar[WorkerState]
+    WORKER_STATE_WARMING: _ClassVar[WorkerState]
 
 class RequestState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -38,6 +39,7 @@ WORKER_STATE_UNSPECIFIED: WorkerState
 WORKER_STATE_READY: WorkerState
 WORKER_STATE_DRAINING: WorkerState
 WORKER_STATE_SUSPECT: WorkerState
+WORKER_STATE_WARMING: WorkerState
 REQUEST_STATE_UNSPECIFIED: RequestState
 REQUEST_STATE_RECEIVED: RequestState
 REQUEST_STATE_ADMITTED: RequestState
@@ -348,3 +350,31 @@ class NoteScalingRequest(_message.Message):
 class NoteScalingResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class ReconfigureRequest(_message.Message):
+    __slots__ = ("policy",)
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    policy: RouterPolicy
+    def __init__(self, policy: _Optional[_Union[RouterPolicy, _Mapping]] = ...) -> None: ...
+
+class ReconfigureResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class RouterPolicy(_message.Message):
+    __slots__ = ("on_failure", "max_attempts", "max_wait_s", "max_queued_requests", "max_queue_s", "local_prefill", "local_prefill_tokens")
+    ON_FAILURE_FIELD_NUMBER: _ClassVar[int]
+    MAX_ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    MAX_WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    MAX_QUEUED_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    MAX_QUEUE_S_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_PREFILL_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    on_failure: str
+    max_attempts: int
+    max_wait_s: float
+    max_queued_requests: int
+    max_queue_s: float
+    local_prefill: str
+    local_prefill_tokens: int
+    def __init__(self, on_failure: _Optional[str] = ..., max_attempts: _Optional[int] = ..., max_wait_s: _Optional[float] = ..., max_queued_requests: _Optional[int] = ..., max_queue_s: _Optional[float] = ..., local_prefill: _Optional[str] = ..., local_prefill_tokens: _Optional[int] = ...) -> None: ...

@@ -63,7 +63,7 @@ class GetWorkerStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("name", "role", "address", "pid", "num_total_blocks", "num_free_blocks", "num_cached_blocks", "num_used_blocks", "num_quarantined_blocks", "num_waiting_requests", "num_running_requests", "num_reservations", "num_open_transfers", "num_handler_tasks", "num_steps", "num_transfer_bytes", "links", "num_waiting_prompt_tokens", "kernels", "quarantine_age_s", "num_runnable_requests", "is_draining", "signals", "clock_s")
+    __slots__ = ("name", "role", "address", "pid", "num_total_blocks", "num_free_blocks", "num_cached_blocks", "num_used_blocks", "num_quarantined_blocks", "num_waiting_requests", "num_running_requests", "num_reservations", "num_open_transfers", "num_handler_tasks", "num_steps", "num_transfer_bytes", "links", "num_waiting_prompt_tokens", "kernels", "quarantine_age_s", "num_runnable_requests", "is_draining", "signals", "clock_s", "samples")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -88,6 +88,7 @@ class WorkerStatus(_message.Message):
     IS_DRAINING_FIELD_NUMBER: _ClassVar[int]
     SIGNALS_FIELD_NUMBER: _ClassVar[int]
     CLOCK_S_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
     name: str
     role: str
     address: str
@@ -112,7 +113,20 @@ class WorkerStatus(_message.Message):
     is_draining: bool
     signals: Signals
     clock_s: float
-    def __init__(self, name: _Optional[str] = ..., role: _Optional[str] = ..., address: _Optional[str] = ..., pid: _Optional[int] = ..., num_total_blocks: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_cached_blocks: _Optional[int] = ..., num_used_blocks: _Optional[int] = ..., num_quarantined_blocks: _Optional[int] = ..., num_waiting_requests: _Optional[int] = ..., num_running_requests: _Optional[int] = ..., num_reservations: _Optional[int] = ..., num_open_transfers: _Optional[int] = ..., num_handler_tasks: _Optional[int] = ..., num_steps: _Optional[int] = ..., num_transfer_bytes: _Optional[int] = ..., links: _Optional[_Iterable[_Union[LinkStatus, _Mapping]]] = ..., num_waiting_prompt_tokens: _Optional[int] = ..., kernels: _Optional[str] = ..., quarantine_age_s: _Optional[float] = ..., num_runnable_requests: _Optional[int] = ..., is_draining: _Optional[bool] = ..., signals: _Optional[_Union[Signals, _Mapping]] = ..., clock_s: _Optional[float] = ...) -> None: ...
+    samples: _containers.RepeatedCompositeFieldContainer[Sample]
+    def __init__(self, name: _Optional[str] = ..., role: _Optional[str] = ..., address: _Optional[str] = ..., pid: _Optional[int] = ..., num_total_blocks: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_cached_blocks: _Optional[int] = ..., num_used_blocks: _Optional[int] = ..., num_quarantined_blocks: _Optional[int] = ..., num_waiting_requests: _Optional[int] = ..., num_running_requests: _Optional[int] = ..., num_reservations: _Optional[int] = ..., num_open_transfers: _Optional[int] = ..., num_handler_tasks: _Optional[int] = ..., num_steps: _Optional[int] = ..., num_transfer_bytes: _Optional[int] = ..., links: _Optional[_Iterable[_Union[LinkStatus, _Mapping]]] = ..., num_waiting_prompt_tokens: _Optional[int] = ..., kernels: _Optional[str] = ..., quarantine_age_s: _Optional[float] = ..., num_runnable_requests: _Optional[int] = ..., is_draining: _Optional[bool] = ..., signals: _Optional[_Union[Signals, _Mapping]] = ..., clock_s: _Optional[float] = ..., samples: _Optional[_Iterable[_Union[Sample, _Mapping]]] = ...) -> None: ...
+
+class Sample(_message.Message):
+    __slots__ = ("metric", "labels", "value", "counts")
+    METRIC_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    metric: str
+    labels: _containers.RepeatedScalarFieldContainer[str]
+    value: float
+    counts: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, metric: _Optional[str] = ..., labels: _Optional[_Iterable[str]] = ..., value: _Optional[float] = ..., counts: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Signals(_message.Message):
     __slots__ = ("queue_wait_p50_s", "queue_wait_p95_s", "oldest_wait_s", "num_parked", "tokens_per_s", "num_in_flight_bytes", "bytes_per_s", "max_bytes_per_s", "transfer_wait_s", "step_s")

@@ -26,6 +26,7 @@ from core.request import (
 from core.request_state import RequestState
 from core.sampling import Constraint, ConstraintKind, Sampling
 from core.signals import Demand, Moments, Signals
+from core.telemetry import TABLE, Sample
 from core.timeline import DecodeReport, Gap, Phases, PrefillReport, TransferReport
 from core.worker import (
     BlockHolder,
@@ -300,6 +301,17 @@ infos = fields(
     max_num_sequences=counts,
     kernels=texts,
 )
+
+
+@st.composite
+def samples(draw):
+    entry = draw(st.sampled_from(TABLE))
+    num_counts = len(entry.buckets) + 1 if entry.buckets else 0
+    labels = st.tuples(*[texts] * len(entry.labels))
+    counted = st.lists(wides, min_size=num_counts, max_size=num_counts).map(tuple)
+    return Sample(entry, draw(seconds), draw(labels), draw(counted))
+
+
 statuses = fields(
     WorkerStatus,
     name=names,
@@ -348,6 +360,7 @@ statuses = fields(
         ),
         max_size=2,
     ).map(tuple),
+    samples=st.lists(samples(), max_size=2).map(tuple),
 )
 reservations = fields(
     RemoteReservation,
