@@ -53,10 +53,10 @@ def _keep_asking(address: str, number: int, pause_s: float, stop: threading.Even
                 return
 
 
-def ask(address: str, request_id: str, max_tokens: int) -> None:
-    """One request from its begin to its end."""
+def ask(address: str, request_id: str) -> None:
+    """One short request from its begin to its end."""
     with Client(address) as client:
-        sampling = Sampling(max_tokens=max_tokens, ignore_eos=True)
+        sampling = Sampling(max_tokens=2, ignore_eos=True)
         client.generate_once([7, 8, 9], sampling, request_id=request_id)
 
 

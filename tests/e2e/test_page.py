@@ -70,8 +70,6 @@ def cluster(
     model = write_tiny_model(tmp_path_factory.mktemp("models") / "tiny-llama")
     cluster = start_cluster(model, *SETUP)
     with streams(cluster.address, 7 if pictures else 3, 0.0 if pictures else 0.3):
-        if not pictures:
-            ask(cluster.address, HOSTILE_ID, 2)
         wait_for_ended(cluster.address, 100 if pictures else 10, 150)
         stand_still(cluster)
         yield cluster
@@ -189,7 +187,10 @@ def test_the_keyboard_alone_opens_a_request_whose_gap_is_named_and_closes_it(
         assert page.evaluate("document.activeElement.closest('tr').previousElementSibling !== null")
 
 
-def test_what_a_request_is_called_is_text_whatever_it_is(browser: Browser, url: str) -> None:
+def test_what_a_request_is_called_is_text_whatever_it_is(
+    browser: Browser, url: str, cluster: LocalCluster
+) -> None:
+    ask(cluster.address, HOSTILE_ID)
     with opened(browser, url) as page:
         list_first(page, HOSTILE_ID)
         page.get_by_role("button", name=HOSTILE_ID, exact=True).click()
