@@ -120,7 +120,9 @@ def list_first(page: Page, request_id: str) -> None:
 
     def rename(route: Route) -> None:
         state = route.fetch().json()
-        state["ended"][0]["request_id"] = request_id
+        first, *others = state["ended"]
+        others = [one for one in others if one["request_id"] != request_id]
+        state["ended"] = [first | {"request_id": request_id}, *others]
         route.fulfill(json=state)
 
     page.route("**/ui/state", rename)
