@@ -145,7 +145,8 @@ function fill(row, state, cells) {
   const word = head.querySelector('.state');
   tell(word, state.text);
   word.classList.toggle('warn', Boolean(state.isBad));
-  row.replaceChildren(head, ...cells);
+  while (row.lastChild !== head) row.lastChild.remove();
+  row.append(...cells);
 }
 
 const workers = ({ prefill_worker: prefill, decode_worker: decode }) =>
