@@ -10,7 +10,7 @@ PACKAGES := core engine kv_transfer prefill_worker decode_worker router deploy b
 .DEFAULT_GOAL := help
 .PHONY: help demo serve test test-thorough check docs proto format model parity clean \
 	fuzz chaos bench-engine bench-cancel bench-frontdoor bench-interference bench-recovery \
-	bench-scaling bench-simulate bench-transfer
+	bench-scaling bench-simulate bench-simulate-reality bench-transfer
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -85,10 +85,13 @@ bench-recovery: $(DEV)  ## How long streams stand still when their decode worker
 	$(BIN)/python -m bench.recovery
 
 bench-scaling: $(DEV)  ## Real pools under a load that turns from long prompts to long answers
-	$(BIN)/python -m bench.scaling
+	$(BIN)/python -m bench.scaling --figure docs/figures/scaling.png
 
 bench-simulate: $(DEV)  ## The autoscaler beside others on a manual clock; TRACES="files" adds traces
 	$(BIN)/python -m bench.simulate $(TRACES)
+
+bench-simulate-reality: $(DEV)  ## The simulator beside a real cluster of one worker in each pool
+	$(BIN)/python -m bench.simulate.reality
 
 bench-transfer: $(DEV)  ## Each KV transport beside a plain copy of the same bytes
 	$(BIN)/python -m bench.transfer

@@ -78,7 +78,8 @@ class PoolConfig(_Section):
     tensor_parallel: int = Field(default=1, ge=1, le=64)
     """Ranks of one worker: processes among which each layer's heads are divided."""
     num_threads: int = Field(default=1, ge=1, le=256)
-    """Compute threads of one rank."""
+    """Compute threads of one rank, whatever OMP_NUM_THREADS says; its actor asks Ray for as many
+    CPUs."""
     cores: tuple[int, ...] | None = None
     """CPU cores for the compute threads; each rank in turn takes num_threads of them, replica by
     replica. Default: wherever the system puts them."""
@@ -217,6 +218,8 @@ class RouterConfig(_Section):
     """With local_prefill auto: most prompt tokens, less what is cached, to be read that way."""
     drain_s: Seconds = 30.0
     """Longest wait for running requests when the router, or a worker, is stopping."""
+    record: Path | None = None
+    """File to which times and lengths of requests are appended, for `twophase what-if`."""
 
 
 class ClusterConfig(_Section):

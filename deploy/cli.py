@@ -32,7 +32,7 @@ from deploy.commands.explain import diagnose, explain
 from deploy.commands.key import key_app
 from deploy.commands.phase_bar import phase_bar, phase_legend, summary
 from deploy.commands.scaling import scaling_app
-from deploy.commands.simulate import simulate
+from deploy.commands.simulate import simulate, what_if
 from deploy.commands.status import status
 from deploy.commands.up import down, up
 from deploy.live_config import LiveConfig
@@ -53,6 +53,7 @@ app.add_typer(key_app, name="key")
 app.add_typer(config_app, name="config")
 app.add_typer(scaling_app, name="scaling")
 app.command()(simulate)
+app.command()(what_if)
 app.callback()(connection_options)
 app.command()(explain)
 app.command()(diagnose)

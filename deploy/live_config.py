@@ -62,7 +62,7 @@ class LiveConfig:
     """The configuration in force.
 
     Invariant: `current` is always one whole configuration; who reads it once per decision never
-    sees half of a change. `news` holds each reload until the scaler's thread has told it.
+    sees half of a change. `news` holds each reload until the scaler's thread, if any, has told it.
     """
 
     def __init__(self, config: ClusterConfig) -> None:
@@ -85,7 +85,8 @@ class LiveConfig:
             reload = Reload(refusal=str(error))
         else:
             self.current, reload = wanted, Reload(changes)
-        self.news.put(reload)
+        if self.current.scaling is not None:  # there is a scaler, which takes it
+            self.news.put(reload)
         return reload
 
 

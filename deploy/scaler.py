@@ -197,7 +197,7 @@ class Scaler:
             try:
                 client.admin.add_worker(slot.wait_until_up())
             except TwophaseError as error:  # it stays, not serving, until it is given up
-                if not self._is_closed.is_set():
+                if self._is_wanted(member) and not self._is_closed.is_set():
                     _log.warning("%s did not start: %s", slot.name, error)
                 return
             self._jobs.put(lambda: self._keep(member))
@@ -205,8 +205,12 @@ class Scaler:
         threading.Thread(target=introduce, name=f"start-{slot.name}", daemon=True).start()
 
     def _keep(self, member: _Member) -> None:
-        if not member.is_draining and self._members.get(WorkerName(member.slot.name)) is member:
+        if self._is_wanted(member):
             self._supervisor.add(member.slot)
+
+    def _is_wanted(self, member: _Member) -> bool:
+        """Whether it is to serve: nobody has drained it or given it up."""
+        return not member.is_draining and self._members.get(WorkerName(member.slot.name)) is member
 
     def _drain(self, name: WorkerName, becomes: Role | None, client: Client) -> None:
         member = self._members[name]

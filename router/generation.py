@@ -48,6 +48,7 @@ from router.request import (
 from router.running import RunningRequest, RunningRequests
 from router.several import Deliver, Delivery, Make, make_answers
 from router.telemetry.measured import Measured
+from router.telemetry.recorder import Recorder
 from router.text.answer_text import AnswerText
 from router.text.detokenizer import Detokenizer
 from router.text.tokenizer import Tokenizer
@@ -61,7 +62,8 @@ PROMPT_LOGPROBS_PER_MESSAGE = 1024
 class FrontDoor:
     """What all services share: who is inside, who was, is the cluster ready, what was measured.
 
-    decisions: what was decided lately about the sizes of the pools.
+    decisions: what was decided lately about the sizes of the pools. recorder, where one is asked
+    for, writes down who left.
     """
 
     readiness: Readiness
@@ -70,6 +72,7 @@ class FrontDoor:
     history: History
     measured: Measured = field(default_factory=Measured)
     decisions: Decisions = field(default_factory=Decisions)
+    recorder: Recorder | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +116,7 @@ class Generation:
         self._running = door.running
         self._history = door.history
         self._measured = door.measured
+        self._recorder = door.recorder
         self._config = config
         self._clock = clock
         self._limits: Limits | None = None
@@ -145,6 +149,8 @@ class Generation:
                     raise
                 finally:
                     self._measured.left(running.answers)
+                    if self._recorder is not None:
+                        self._recorder.left(received_s, running.answers)
         except BaseException as error:
             self._measured.failed(error)
             if isinstance(error, TwophaseError):

@@ -6,6 +6,7 @@ Stopping: not ready first, then no new requests, then running ones end within th
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -31,6 +32,7 @@ from router.readiness import Readiness
 from router.running import RunningRequests
 from router.service import InferenceService
 from router.telemetry.gauges import Gauges
+from router.telemetry.recorder import Recorder
 from router.text.tokenizer import Tokenizer
 from router.totals import KvCounters
 from twophase.credentials import internal_credentials
@@ -94,7 +96,13 @@ async def serve(
             clock=clock,
         )
         running = RunningRequests(config.router.max_active_requests, clock)
-        door = FrontDoor(readiness, counters, running, History(config.router.history, clock))
+        door = FrontDoor(
+            readiness,
+            counters,
+            running,
+            History(config.router.history, clock),
+            recorder=Recorder(config.router.record) if config.router.record else None,
+        )
         generation = Generation(fleet, dispatcher, tokenizer, door, config=config, clock=clock)
         codec = Codec(tokenizer, generation.limits)
         inference = InferenceService(generation, codec, door.running, config=config, clock=clock)
@@ -115,7 +123,7 @@ async def serve(
             grace_s=config.router.drain_s,
             tls=access.tls,
         )
-        with http.bound() as http_address:
+        with http.bound() as http_address, door.recorder or nullcontext():
             admin = AdminService(
                 fleet, dispatcher, door, config=config, http_address=http_address, clock=clock
             )

@@ -156,26 +156,25 @@ class Fleet:
         self.announce()
 
     def prefill_loads(self) -> list[PrefillLoad]:
-        """Facts for placement about the prefill workers that may be given a request.
+        """The prefill workers that may be given a request; what they have to do is not told.
 
         Cold ones are among them only where there is no other.
         """
         now_s = self._clock.now_s()
         usable = [member for member in self.members(Role.PREFILL) if member.is_usable(now_s)]
         return [
-            PrefillLoad.of(member.info, member.num_prompt_tokens)
-            for member in [m for m in usable if not m.is_cold(now_s)] or usable
+            member.idle_load for member in [m for m in usable if not m.is_cold(now_s)] or usable
         ]
 
     def decode_loads(self) -> list[DecodeLoad]:
-        """Facts for placement about the decode workers that may be given a request.
+        """The decode workers that may be given a request; what they have to do is not told.
 
         Nobody makes up for decode: where every worker has failed lately, or is cold, all are tried.
         """
         now_s = self._clock.now_s()
         taking = [member for member in self._decode_members() if not member.is_draining]
         usable = [m for m in taking if m.is_usable(now_s) and not m.is_cold(now_s)]
-        return [DecodeLoad.of(member.info, member.num_requests) for member in usable or taking]
+        return [member.idle_decode_load for member in usable or taking]
 
     def blame(self, placement: Placement, failure: Failure) -> None:
         """Count a failed attempt against the workers whose fault it may be."""

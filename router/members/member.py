@@ -24,6 +24,7 @@ from core.worker import (
 from router.answer import Event
 from router.members.breaker import Breaker
 from router.members.progress import StepWatch
+from router.placing.placement import DecodeLoad, PrefillLoad
 from twophase.peer import Duplex, Peer
 
 
@@ -50,12 +51,14 @@ class Mailbox:
 class Member:
     """One connected worker of a known incarnation.
 
+    idle_load: what placement is told of it, with nothing to do; made once, read for each request.
     is_draining: it stops, and is given nothing new. status is what it said last; None before.
     cold_until_s: until when others go first, unless its links are tested before.
     """
 
     def __init__(self, info: WorkerInfo, peer: Peer) -> None:
         self.info = info
+        self.idle_load = PrefillLoad.of(info, 0)
         self.peer = peer
         self.num_requests = 0
         self.num_prompt_tokens = 0
@@ -100,6 +103,7 @@ class DecodeMember(Member):
 
     def __init__(self, info: WorkerInfo, peer: Peer) -> None:
         super().__init__(info, peer)
+        self.idle_decode_load = DecodeLoad.of(info, 0)
         self._session: Duplex[DecodeCommand, DecodeUpdate] = peer.session()
         self._mailboxes: dict[RequestId, Mailbox] = {}
 

@@ -25,7 +25,7 @@ from router.members.fleet import Fleet
 from router.placing.admission import UNKNOWN_WAIT_S, Backlog, refuse_if_late
 from router.placing.fairness import FairQueue, Ticket
 from router.placing.holder import beside
-from router.placing.knowledge import Knowledge, Lease, Loads
+from router.placing.knowledge import Asked, Knowledge, Lease, Loads
 from router.placing.placement import (
     DecodeLoad,
     Need,
@@ -192,9 +192,12 @@ class Placing:
 
     def _try(self, waiting: _Waiting) -> bool:
         """Whether the ticket has left the line, with a lease or an error."""
-        loads = self._loads(waiting.recovery)
-        loads = self.knowledge.of(loads, waiting.prompt, waiting.session)
-        placement = self._place(waiting, loads)
+        holder = waiting.answer.prompt_holder if waiting.answer.index > 0 else ""
+        placement, loads = self.knowledge.place(
+            lambda loads: self._place(waiting, loads),
+            self._loads(waiting.recovery),
+            Asked(waiting.prompt, waiting.session, holder),
+        )
         if isinstance(placement, Rejected):
             waiting.error = self._error(waiting, placement)
             if waiting.error is None:
