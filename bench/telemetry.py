@@ -33,9 +33,11 @@ from bench.report import Row, print_report
 from core.clock import MonotonicClock
 from core.config import load_config
 from core.events.step import StepFacts
+from core.request import Request, RequestId, SamplingParams
 from decode_worker.recording import recording_of
 from decode_worker.step_log import StepLog
 from deploy.local_cluster import LocalCluster, local_cluster
+from router.answer import Answer
 from router.telemetry.exposition import NoTelemetry, Telemetry
 from router.telemetry.measured import Measured
 from twophase.client import AsyncClient
@@ -171,11 +173,13 @@ def message_us() -> float:
 
 
 def _message_s(telemetry: Telemetry) -> float:
-    meter = Measured(telemetry).meter(0.0, MonotonicClock())
+    clock = MonotonicClock()
+    request = Request(RequestId("r"), (1,), SamplingParams(max_tokens=1), deadline_s=1e9)
+    meter = Measured(telemetry).meter(Answer(request, clock.now_s(), 0.0), clock)
 
     def deliver() -> None:
         for _ in range(NUM_CALLS):
-            meter.delivered()
+            meter.delivered(1)
 
     return _fastest_s(deliver) / NUM_CALLS
 

@@ -179,6 +179,8 @@ class RouterConfig(_Section):
     """Port of the gRPC endpoint; 0 takes a free one."""
     http_port: int | None = Field(default=8000, ge=0, le=65_535)
     """Port of the OpenAI-compatible HTTP endpoint; 0 takes a free one, null leaves it off."""
+    page: bool = True
+    """Whether http_port shows the live page at /ui."""
     workers: tuple[str, ...] = ()
     """host:port of workers that were started by hand."""
     max_active_requests: int = Field(default=1024, ge=1)

@@ -124,9 +124,10 @@ def spreads(completions: Sequence[Completion]) -> list[PhaseSpread]:
     """Each phase over these requests; empty without any."""
     if not completions:
         return []
-    names = [name for name, _ in completions[0].phases.items()]
-    columns = {name: sorted(dict(c.phases.items())[name] for c in completions) for name in names}
-    columns["unaccounted"] = sorted(c.phases.unaccounted_s for c in completions)
+    rows = [[*c.phases.items(), ("unaccounted", c.phases.unaccounted_s)] for c in completions]
+    columns = {
+        same[0][0]: sorted(seconds for _, seconds in same) for same in zip(*rows, strict=True)
+    }
     return [
         PhaseSpread(name, median(values), _p95(values), values[-1])
         for name, values in columns.items()

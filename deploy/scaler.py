@@ -158,6 +158,7 @@ class Scaler:
         record, self._state = tick(scaling, facts, now_s, self._state)
         if record.is_change:
             _log.info("%s", record.sentence)
+            _tell(record, client)
         _write(record.to_json(), scaling)
         if not record.is_dry_run:
             self._carry_out(record, client)
@@ -261,6 +262,13 @@ def _write(entry: Entry, scaling: ScalingConfig) -> None:
         append(scaling.log, entry, scaling.log_size)
     except OSError as error:  # what is decided matters more than that it is written down
         _log.warning("a decision is not in the log: %s", error)
+
+
+def _tell(record: Record, client: Client) -> None:
+    try:
+        client.admin.note_scaling(record.sentence)
+    except TwophaseError as error:
+        _log.warning("the router's page does not show a decision: %s", error)
 
 
 def _tell_that_it_left(client: Client, slot: Slot) -> None:

@@ -14,16 +14,14 @@ from core.diagnosis import spreads, troubles
 from core.errors import InvalidRequest, PeerLost, TwophaseError
 from core.events.event import Event
 from core.events.timeline import Timeline
-from core.listing import ListedRequest, ListedWorker
 from core.request import PROBE_ID, RequestId, WorkerName, id_of_attempt
 from core.worker import BlockHolder, Role
 from router.config import FrontDoorConfig
 from router.dispatch import Dispatcher
 from router.generation import FrontDoor
 from router.history import Ended
+from router.listing import listed_request, listed_worker
 from router.members.fleet import Fleet
-from router.members.member import Member
-from router.running import RunningRequest
 from twophase.event_wire import step_to_wire
 from twophase.listing_wire import listed_request_to_wire, listed_worker_to_wire
 from twophase.policy_wire import policy_from_wire
@@ -130,7 +128,7 @@ class AdminService(pb_grpc.AdminServicer):
     ) -> pb.ListWorkersResponse:
         now_s = self._clock.now_s()
         members = [member for role in Role for member in self._fleet.members(role)]
-        listed = [listed_worker_to_wire(_listed_worker(member, now_s)) for member in members]
+        listed = [listed_worker_to_wire(listed_worker(member, now_s)) for member in members]
         return pb.ListWorkersResponse(workers=listed)
 
     async def ListRequests(
@@ -138,7 +136,7 @@ class AdminService(pb_grpc.AdminServicer):
     ) -> pb.ListRequestsResponse:
         now_s = self._clock.now_s()
         running = self._door.running.oldest_first()
-        listed = [listed_request_to_wire(_listed_request(one, now_s)) for one in running]
+        listed = [listed_request_to_wire(listed_request(one, now_s)) for one in running]
         return pb.ListRequestsResponse(requests=listed)
 
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
@@ -148,6 +146,12 @@ class AdminService(pb_grpc.AdminServicer):
             await abort(context, error)
             raise error
         return pb.DrainResponse(num_requests=member.num_requests)
+
+    async def NoteScaling(
+        self, request: pb.NoteScalingRequest, context: Context
+    ) -> pb.NoteScalingResponse:
+        self._door.decisions.add(request.sentence, self._clock.now_s())
+        return pb.NoteScalingResponse()
 
     async def Explain(self, request: pb.ExplainRequest, context: Context) -> pb.ExplainResponse:
         history = self._door.history
@@ -235,35 +239,3 @@ class AdminService(pb_grpc.AdminServicer):
         self._config = replace(self._config, router=router)
         self._dispatcher.obey(self._config.dispatch)
         return pb.ReconfigureResponse()
-
-
-def _listed_worker(member: Member, now_s: float) -> ListedWorker:
-    info = member.info
-    return ListedWorker(
-        name=info.name,
-        role=info.role,
-        address=member.peer.address,
-        incarnation=info.incarnation,
-        state=member.state(now_s),
-        num_requests=member.num_requests,
-        num_prompt_tokens=member.num_prompt_tokens,
-        max_context_tokens=info.max_context_tokens,
-        num_blocks=info.num_blocks,
-        max_num_sequences=info.max_num_sequences,
-    )
-
-
-def _listed_request(running: RunningRequest, now_s: float) -> ListedRequest:
-    answer = running.answer
-    prefill_worker, decode_worker = answer.workers if answer else (WorkerName(""), WorkerName(""))
-    return ListedRequest(
-        request_id=running.request_id,
-        state=running.state,
-        age_s=now_s - running.received_s,
-        remaining_s=answer.request.deadline_s - now_s if answer else None,
-        num_prompt_tokens=answer.request.num_prompt_tokens if answer else 0,
-        num_output_tokens=running.num_output_tokens,
-        prefill_worker=prefill_worker,
-        decode_worker=decode_worker,
-        num_attempts=answer.num_attempts if answer else 0,
-    )

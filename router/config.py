@@ -10,7 +10,7 @@ from router.policy import DispatchPolicy
 
 @dataclass(frozen=True, slots=True)
 class FrontDoorConfig:
-    """Settings of one router process."""
+    """Settings of one router process; is_scaled: the pools' sizes are decided on as they serve."""
 
     model: str
     mode: Mode
@@ -19,6 +19,7 @@ class FrontDoorConfig:
     security: SecurityConfig = SecurityConfig()
     tracing: TracingConfig | None = None
     telemetry: TelemetryConfig = TelemetryConfig()
+    is_scaled: bool = False
 
     @property
     def dispatch(self) -> DispatchPolicy:
@@ -55,4 +56,5 @@ class FrontDoorConfig:
             security=cluster.security,
             tracing=cluster.tracing,
             telemetry=cluster.telemetry,
+            is_scaled=cluster.scaling is not None,
         )

@@ -25,6 +25,7 @@ from core.worker import Role
 from router.answer import Answer
 from router.config import FrontDoorConfig
 from router.constraint import grammar_of
+from router.decisions import Decisions
 from router.dispatch import Dispatcher
 from router.history import History
 from router.incoming import Incoming
@@ -62,7 +63,8 @@ LATE_S = 0.05
 class FrontDoor:
     """What all services share: who is inside, who was, is the cluster ready, what was measured.
 
-    traces tell others what was measured; recorder, where one is asked for, writes down who left.
+    traces tell others what was measured; decisions: what was decided lately about the sizes of the
+    pools. recorder, where one is asked for, writes down who left.
     """
 
     readiness: Readiness
@@ -71,6 +73,7 @@ class FrontDoor:
     history: History
     traces: Traces
     measured: Measured = field(default_factory=Measured)
+    decisions: Decisions = field(default_factory=Decisions)
     recorder: Recorder | None = None
 
 
@@ -260,7 +263,7 @@ class Generation:
 
     async def _answer(self, answer: Answer, text: AnswerText, deliver: Deliver) -> Completion:
         request, index = answer.request, answer.index
-        meter = self._measured.meter(answer.record.received_s, self._clock)
+        meter = self._measured.meter(answer, self._clock)
 
         async def deliver_tokens(tokens: list[OutputToken]) -> int | None:
             told = answer.take_prompt_logprobs()
@@ -277,7 +280,7 @@ class Generation:
                 if text.is_stopped:
                     break
             await deliver(Delivery(request, tuple(chunks)))
-            meter.delivered()
+            meter.delivered(len(chunks))
             return len(chunks) if text.is_stopped else None
 
         completion = await self._dispatcher.run(answer, deliver=deliver_tokens)

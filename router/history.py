@@ -7,6 +7,7 @@ Runs in the router's event loop.
 
 from collections import OrderedDict
 from dataclasses import dataclass
+from itertools import islice
 
 from core.clock import Clock
 from core.completion import Completion
@@ -52,6 +53,10 @@ class History:
         """Requests that ended within the last `window_s`, in that order."""
         oldest_s = self._clock.now_s() - window_s
         return [ended for ended in self._ended.values() if ended.ended_s >= oldest_s]
+
+    def latest(self, num_requests: int) -> list[Ended]:
+        """The last so many that ended, however they did, the last one first."""
+        return list(islice(reversed(self._ended.values()), num_requests))
 
     def since(self, window_s: float) -> list[Completion]:
         """Requests that ended well within the last `window_s`."""

@@ -8,9 +8,9 @@ to try against it. A file of keys has a line for each one; what follows the hash
 
 Who may call what:
 
-health, reflection, /health, /ready    anybody
+health, reflection, /health, /ready    anybody; also the files of the page, which say nothing
 Inference, all other HTTP              a line of `api_keys` or of `admin_keys`
-Admin                                  a line of `admin_keys`, or the cluster secret: by it, what
+Admin, and what the page shows         a line of `admin_keys`, or the cluster secret: by it, what
                                        starts the cluster looks after it
 """
 
@@ -111,7 +111,7 @@ class Keys:
         """
         service = method.strip("/").rpartition("/")[0]
         if service == ADMIN:
-            self._require_admin(key)
+            self.require_admin(key)
         elif service not in OPEN_SERVICES:
             self.require_user(key)
 
@@ -124,11 +124,16 @@ class Keys:
         if self.users is not None and not self._is_known(key):
             raise Unauthenticated("the API key is missing or wrong")
 
-    def _require_admin(self, key: str | None) -> None:
+    def require_admin(self, key: str | None) -> None:
+        """Refuse who may not run the cluster.
+
+        Raises:
+            Unauthenticated, PermissionDenied: the key is missing, not known, or not enough.
+        """
         if self.admins is None or (key is not None and self.admins.opens(_digest(key))):
             return
         if self.users is not None and self._is_known(key):
-            raise PermissionDenied("the admin service needs an admin key")
+            raise PermissionDenied("this needs an admin key")
         raise Unauthenticated("the admin key is missing or wrong")
 
     def _is_known(self, key: str | None) -> bool:

@@ -27,6 +27,7 @@ from router.http.server import HttpServer
 from router.keys import front_door_access
 from router.members.fleet import Fleet
 from router.message_limit import message_limit_of
+from router.page.routes import Page
 from router.readiness import Readiness
 from router.running import RunningRequests
 from router.service import InferenceService
@@ -113,10 +114,16 @@ async def serve(
         inference = InferenceService(generation, codec, door.running, config=config, clock=clock)
         gauges = Gauges(fleet, dispatcher, door, clock, config.mode)
         http_app = HttpApp(
-            generation, readiness, config.model, http_defaults, clock, gauges.exposition
+            generation,
+            readiness,
+            config.model,
+            http_defaults,
+            clock,
+            gauges.exposition,
+            more_routes=Page(fleet, dispatcher, door, config=config, clock=clock).routes(),
         )
         http = HttpServer(
-            KeyCheck(http_app.asgi(), keys.require_user),
+            KeyCheck(http_app.asgi(), keys.require_user, keys.require_admin),
             host=config.router.host,
             port=config.router.http_port,
             grace_s=config.router.drain_s,

@@ -20,8 +20,9 @@ OPTION = "--thorough"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """All prompts, rounds and pairs instead of a share of them."""
+    """All prompts, rounds and pairs instead of a share of them; pictures."""
     parser.addoption(OPTION, action="store_true")
+    parser.addoption("--screenshots", metavar="DIR", help="Where the live page is pictured.")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

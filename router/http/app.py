@@ -12,7 +12,7 @@ router's event loop.
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any
@@ -60,6 +60,7 @@ class HttpApp:
     clock: Clock
     metrics: Callable[[], bytes]
     bodies: BodyReader = field(default_factory=BodyReader)
+    more_routes: Sequence[Route] = ()
 
     def asgi(self) -> Starlette:
         """The ASGI application."""
@@ -73,6 +74,7 @@ class HttpApp:
                 Route("/health", self.health),
                 Route("/ready", self.ready),
                 Route("/metrics", self.tell_metrics),
+                *self.more_routes,
             ],
             exception_handlers={
                 HTTPException: _refused,

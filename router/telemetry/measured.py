@@ -14,6 +14,7 @@ from core.errors import word_of
 from core.timeline import Phases
 from router.answer import Answer
 from router.telemetry.exposition import Telemetry
+from router.telemetry.recent import Recent
 
 
 class Measured:
@@ -21,6 +22,7 @@ class Measured:
 
     def __init__(self, telemetry_: Telemetry | None = None) -> None:
         made = self.telemetry = telemetry_ or Telemetry()
+        self.recent = Recent()
         self._ttft = made.histogram(telemetry.TIME_TO_FIRST_TOKEN)
         self._itl = made.histogram(telemetry.INTER_TOKEN_LATENCY)
         self._request = made.histogram(telemetry.REQUEST_DURATION)
@@ -79,30 +81,37 @@ class Measured:
             self._exposed.labels(transfer.backend).observe(transfer.exposed_s)
             self._transfer_bytes.labels(transfer.backend).inc(transfer.num_bytes)
 
-    def meter(self, received_s: float, clock: Clock) -> "AnswerMeter":
-        """A meter for one answer of a request that came at `received_s`."""
-        return AnswerMeter(self, received_s, clock)
+    def meter(self, answer: Answer, clock: Clock) -> "AnswerMeter":
+        """A meter for one answer, before its first token."""
+        return AnswerMeter(self, answer, clock)
 
-    def first_tokens(self, seconds: float) -> None:
+    def first_tokens(self, answer: Answer, seconds: float, num_tokens: int, now_s: float) -> None:
         """An answer's first tokens were handed to the transport, so long after its request."""
         self._ttft.observe(seconds)
+        num_prompt = answer.request.num_prompt_tokens if answer.index == 0 else 0
+        self.recent.first_tokens(seconds, num_prompt, num_tokens, now_s)
 
-    def more_tokens(self, seconds: float) -> None:
+    def more_tokens(self, seconds: float, num_tokens: int, now_s: float) -> None:
         """Tokens were handed to the transport, so long after those before."""
         self._itl.observe(seconds)
+        self.recent.more_tokens(seconds, num_tokens, now_s)
 
 
 class AnswerMeter:
     """Watches one answer's tokens go out."""
 
-    def __init__(self, measured: Measured, received_s: float, clock: Clock) -> None:
+    def __init__(self, measured: Measured, answer: Answer, clock: Clock) -> None:
         self._measured = measured
+        self._answer = answer
         self._clock = clock
-        self._last_s = received_s
-        self._tell = measured.first_tokens
+        self._last_s: float | None = None
 
-    def delivered(self) -> None:
-        """Some tokens were handed to the transport just now."""
+    def delivered(self, num_tokens: int) -> None:
+        """So many tokens were handed to the transport just now."""
         now_s = self._clock.now_s()
-        self._tell(now_s - self._last_s)
-        self._last_s, self._tell = now_s, self._measured.more_tokens
+        if self._last_s is None:
+            ttft_s = now_s - self._answer.record.received_s
+            self._measured.first_tokens(self._answer, ttft_s, num_tokens, now_s)
+        else:
+            self._measured.more_tokens(now_s - self._last_s, num_tokens, now_s)
+        self._last_s = now_s

@@ -3,7 +3,9 @@
 import asyncio
 import time
 from pathlib import Path
+from typing import Any
 
+import httpx2
 import pytest
 from typer.testing import CliRunner
 
@@ -63,6 +65,14 @@ async def grow_and_shrink(address: str) -> list[Completion]:
     return [completion for stream in streams for completion in stream.result()]
 
 
+async def shown_on_the_page(cluster: LocalCluster) -> dict[str, Any]:
+    async with AsyncClient(cluster.address) as client, httpx2.AsyncClient() as http:
+        address = (await client.status()).http_address
+        state = (await http.get(f"http://{address}/ui/state")).json()
+    assert state["scaling"]["is_configured"]
+    return dict(state["scaling"])
+
+
 def test_decode_grows_while_requests_wait_for_slots_and_shrinks_after(
     cluster: LocalCluster, log: Path
 ) -> None:
@@ -75,6 +85,7 @@ def test_decode_grows_while_requests_wait_for_slots_and_shrinks_after(
     assert "decode 1 -> 2 (late): requests wait" in told
     assert "decode 2 -> 1 (spare): no more were needed for 3 s" in told
     number = told.split()[0]
+    assert "decode 1 -> 2 (late): requests wait" in str(asyncio.run(shown_on_the_page(cluster)))
     explained = CliRunner().invoke(app, ["scaling", "explain", str(log), number]).output
     assert "oldest_wait_s" in explained
     asyncio.run(assert_nothing_left(cluster.address))

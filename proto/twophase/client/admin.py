@@ -75,6 +75,11 @@ class Admin:
         message = pb.DiagnoseRequest(window_s=window_s)
         return diagnosis_from_wire(call(self._address, self._stub.Diagnose, message, timeout_s))
 
+    def note_scaling(self, sentence: str, *, timeout_s: float = TIMEOUT_S) -> None:
+        """Tell what was decided about the sizes of the pools, for whoever looks at the page."""
+        message = pb.NoteScalingRequest(sentence=sentence)
+        call(self._address, self._stub.NoteScaling, message, timeout_s)
+
     def timeline(self, request_id: str, *, timeout_s: float = TIMEOUT_S) -> Timeline:
         """What happened to a request, when and where; also of one that is running.
 

@@ -361,6 +361,16 @@ class PhaseSpread(_message.Message):
     max_s: float
     def __init__(self, phase: _Optional[str] = ..., p50_s: _Optional[float] = ..., p95_s: _Optional[float] = ..., max_s: _Optional[float] = ...) -> None: ...
 
+class NoteScalingRequest(_message.Message):
+    __slots__ = ("sentence",)
+    SENTENCE_FIELD_NUMBER: _ClassVar[int]
+    sentence: str
+    def __init__(self, sentence: _Optional[str] = ...) -> None: ...
+
+class NoteScalingResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class ReconfigureRequest(_message.Message):
     __slots__ = ("policy",)
     POLICY_FIELD_NUMBER: _ClassVar[int]

@@ -80,6 +80,11 @@ class AdminStub:
                 request_serializer=twophase_dot_v1_dot_admin__pb2.DiagnoseRequest.SerializeToString,
                 response_deserializer=twophase_dot_v1_dot_admin__pb2.DiagnoseResponse.FromString,
                 _registered_method=True)
+        self.NoteScaling = channel.unary_unary(
+                '/twophase.v1.Admin/NoteScaling',
+                request_serializer=twophase_dot_v1_dot_admin__pb2.NoteScalingRequest.SerializeToString,
+                response_deserializer=twophase_dot_v1_dot_admin__pb2.NoteScalingResponse.FromString,
+                _registered_method=True)
         self.GetTimeline = channel.unary_unary(
                 '/twophase.v1.Admin/GetTimeline',
                 request_serializer=twophase_dot_v1_dot_admin__pb2.GetTimelineRequest.SerializeToString,
@@ -171,6 +176,14 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def NoteScaling(self, request, context):
+        """Takes note of what was decided about the sizes of the pools, for those who look at the router's
+        page; the last 100 are kept, of each at most 1,000 characters.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetTimeline(self, request, context):
         """Tells what happened to a request, when and where; also of one that is running. INVALID_ARGUMENT
         when the router does not know it (any more).
@@ -248,6 +261,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.Diagnose,
                     request_deserializer=twophase_dot_v1_dot_admin__pb2.DiagnoseRequest.FromString,
                     response_serializer=twophase_dot_v1_dot_admin__pb2.DiagnoseResponse.SerializeToString,
+            ),
+            'NoteScaling': grpc.unary_unary_rpc_method_handler(
+                    servicer.NoteScaling,
+                    request_deserializer=twophase_dot_v1_dot_admin__pb2.NoteScalingRequest.FromString,
+                    response_serializer=twophase_dot_v1_dot_admin__pb2.NoteScalingResponse.SerializeToString,
             ),
             'GetTimeline': grpc.unary_unary_rpc_method_handler(
                     servicer.GetTimeline,
@@ -513,6 +531,33 @@ class Admin:
             '/twophase.v1.Admin/Diagnose',
             twophase_dot_v1_dot_admin__pb2.DiagnoseRequest.SerializeToString,
             twophase_dot_v1_dot_admin__pb2.DiagnoseResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def NoteScaling(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/twophase.v1.Admin/NoteScaling',
+            twophase_dot_v1_dot_admin__pb2.NoteScalingRequest.SerializeToString,
+            twophase_dot_v1_dot_admin__pb2.NoteScalingResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -66,6 +66,7 @@ class FakeRouter:
         self.cold = set()
         self.demand = Demand()
         self.said = queue.Queue()
+        self.noted = []
         self.admin = self
 
     def add_worker(self, address):
@@ -76,6 +77,9 @@ class FakeRouter:
 
     def drain(self, name):
         self.said.put(("drain", name))
+
+    def note_scaling(self, sentence):
+        self.noted.append(sentence)
 
     def workers(self):
         return [
@@ -255,6 +259,23 @@ def test_a_dry_run_decides_and_changes_nothing(tmp_path):
     explained = CliRunner().invoke(app, ["scaling", "explain", str(log), "1"])
     assert "requests_per_s: 5.0" in explained.output
     assert CliRunner().invoke(app, ["scaling", "explain", str(log), "2"]).exit_code != 0
+
+
+def test_the_router_is_told_in_words_of_what_changes_something_and_nothing_hangs_on_it():
+    world = World("prefill-0", "decode-0")
+    world.look()
+    assert world.router.noted == []
+    world.router.demand = BUSY
+    record = world.look()
+    assert world.router.noted == [record.sentence]
+
+    def fail(sentence):
+        raise PeerLost("router", "it does not answer")
+
+    deaf = World("prefill-0", "decode-0")
+    deaf.router.demand, deaf.router.note_scaling = BUSY, fail
+    assert deaf.look().actions == record.actions
+    assert len(deaf.names) == len(world.names) > 2
 
 
 def test_without_an_answer_of_the_router_nothing_is_decided():

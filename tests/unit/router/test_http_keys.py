@@ -9,18 +9,26 @@ import httpx2
 import pytest
 from starlette.responses import PlainTextResponse
 
-from core.errors import Unauthenticated
+from core.errors import PermissionDenied, Unauthenticated
 from router.http.keys import KeyCheck
 from router.http.server import HttpServer
+from router.page.routes import FILE_PATHS
 from tests.certificates import Authority
 
 KEY = "tp-the-right-one"
+ADMIN_MARK = "-of-an-admin"
 ASK = "/v1/completions"
 
 
 def require(key):
     if key != KEY:
         raise Unauthenticated("the API key is missing or wrong")
+
+
+def require_admin(key):
+    require(None if key is None else key.removesuffix(ADMIN_MARK))
+    if key == KEY:
+        raise PermissionDenied("this needs an admin key")
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +39,7 @@ def authority(tmp_path_factory):
 @contextlib.asynccontextmanager
 async def serving(tls=None):
     server = HttpServer(
-        KeyCheck(PlainTextResponse("inside"), require),
+        KeyCheck(PlainTextResponse("inside"), require, require_admin),
         host="127.0.0.1",
         port=0,
         grace_s=1,
@@ -81,6 +89,18 @@ async def test_the_right_key_comes_in_and_others_hear_401_in_openais_form():
 async def test_health_alone_is_open(path, status):
     async with serving() as url:
         assert (await get(url + path)).status_code == status
+
+
+async def test_the_files_of_the_page_are_open_and_what_it_shows_wants_an_admin_key():
+    async with serving() as url:
+        for path in FILE_PATHS:
+            assert (await get(url + path)).status_code == 200
+        for path in ("/ui/state", "/ui/requests/chat-1", "/ui/", "/ui/page.js/", "/ui/no-such"):
+            assert (await get(url + path)).status_code == 401
+            refused = await get(url + path, KEY)
+            assert refused.status_code == 403
+            assert refused.json()["error"]["message"] == "this needs an admin key"
+            assert (await get(url + path, KEY + ADMIN_MARK)).status_code == 200
 
 
 async def test_over_tls_the_same_holds(authority):

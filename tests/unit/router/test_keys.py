@@ -170,7 +170,8 @@ async def test_so_does_the_http_application(security):
     async def app(scope, receive, send):
         names.append(caller.get())
 
-    check = KeyCheck(app, Keys.read(security).require_user)
+    keys = Keys.read(security)
+    check = KeyCheck(app, keys.require_user, keys.require_admin)
     header = (b"authorization", f"Bearer {USER[0]}".encode())
     await check({"type": "http", "path": "/v1/models", "headers": [header]}, None, None)
 
