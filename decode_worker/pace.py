@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from itertools import islice, takewhile
 
 from core.request import RequestId
+from core.step_log import StepRecord, StepRecorder
 from core.timeline import DecodeReport, Gap
 
 # Steps that are remembered; a gap over more of them names only the last.
@@ -35,9 +36,10 @@ class StepFacts:
 
 
 class StepLog:
-    """The last steps, newest last."""
+    """The last steps, newest last; a recorder is told of each."""
 
-    def __init__(self) -> None:
+    def __init__(self, recorder: StepRecorder | None = None) -> None:
+        self._recorder = recorder
         self._steps: deque[StepFacts] = deque(maxlen=MAX_STEPS)
         self._prompt_read_s = float("-inf")
 
@@ -46,6 +48,11 @@ class StepLog:
         self._steps.append(step)
         if step.prompts:
             self._prompt_read_s = step.ended_s
+        if self._recorder is not None:
+            num_prompt_tokens = sum(num_tokens for _, num_tokens in step.prompts)
+            self._recorder.add(
+                StepRecord(step.ended_s, step.step_s, step.num_sequences, num_prompt_tokens)
+            )
 
     @property
     def last(self) -> StepFacts:

@@ -8,10 +8,12 @@ from contextlib import ExitStack
 
 from core.clock import MonotonicClock
 from core.model_path import find_model
+from core.step_log import StepRecorder
 from core.worker import Role, WorkerInfo
 from decode_worker.config import DecodeWorkerConfig
 from decode_worker.limits import Limits
 from decode_worker.link import LinkServer
+from decode_worker.pace import StepLog
 from decode_worker.scheduler import Scheduler
 from decode_worker.service import DecodeService
 from decode_worker.worker import DecodeWorker
@@ -118,7 +120,10 @@ async def _serve(
     )
     limits = Limits(runner.max_context_tokens, config.pool.max_waiting_requests)
     pool = BlockPool(runner.num_blocks, runner.layout.block_size)
+    directory = config.engine.step_log
+    recorder = StepRecorder(directory, config.name) if directory is not None else None
     worker = DecodeWorker(info, pool, scheduler, limits)
+    worker.steps = StepLog(recorder)
     links = LinkServer(
         info,
         worker,
@@ -143,3 +148,5 @@ async def _serve(
             await server.stop()
             for loop in loops:
                 loop.cancel()
+    if recorder is not None:
+        recorder.write()

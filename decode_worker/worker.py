@@ -74,7 +74,7 @@ class DecodeWorker:
         self._fencing: dict[tuple[RequestId, int], Sequence] = {}
         self._in_step: list[tuple[Sequence, int]] = []
         self._step_started_s = 0.0
-        self._steps = StepLog()
+        self.steps = StepLog()
         self._updates: dict[str, UpdateBuilder] = defaultdict(UpdateBuilder)
 
     @property
@@ -192,7 +192,7 @@ class DecodeWorker:
         self.num_steps += 1
         self.meter.step(result.compute_s, now_s)
         in_step, self._in_step = self._in_step, []
-        self._steps.add(step_facts(in_step, now_s, result.compute_s))
+        self.steps.add(step_facts(in_step, now_s, result.compute_s))
         shares = zip(in_step, result.token_ids, strict=True)
         for i, ((sequence, num_tokens), token_id) in enumerate(shares):
             if sequence.is_ended:
@@ -288,7 +288,7 @@ class DecodeWorker:
         sequence.output_token_ids.append(token.token_id)
         prefill = None
         if sequence.pace is not None:
-            sequence.pace.token(index, self._steps)
+            sequence.pace.token(index, self.steps)
         if not sequence.is_running:
             sequence.ready_s = now_s
             prefill = sequence.prefill_report(now_s)

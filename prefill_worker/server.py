@@ -8,6 +8,7 @@ from contextlib import ExitStack
 
 from core.clock import MonotonicClock
 from core.model_path import find_model
+from core.step_log import StepRecorder
 from core.worker import Role, WorkerInfo
 from engine.block_pool import BlockPool
 from engine.device_thread import device_thread
@@ -81,6 +82,8 @@ async def _serve(
         max_batch_tokens=config.pool.max_batch_tokens,
         max_waiting=config.pool.max_waiting_requests,
     )
+    if config.engine.step_log is not None:
+        worker.recorder = StepRecorder(config.engine.step_log, config.name)
     identity = Identity(info.name, info.incarnation, info.layout)
     async with LinkPool(
         identity,
@@ -102,3 +105,5 @@ async def _serve(
                 await service.drain(config.drain_s)
                 await server.stop()
                 steps.cancel()
+    if worker.recorder is not None:
+        worker.recorder.write()

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 
 from core.errors import InvalidRequest, Overloaded, TwophaseError
 from core.request import Logprobs, OutputToken, Request, RequestId, WorkerName
+from core.step_log import StepRecord, StepRecorder
 from core.timeline import PrefillReport
 from core.worker import BlockHolder
 from engine.batch import SequenceStep, StepResult
@@ -82,6 +83,7 @@ class PrefillWorker:
     ) -> None:
         self.pool = pool
         self.meter = PrefillMeter()
+        self.recorder: StepRecorder | None = None
         self.num_steps = 0
         self._block_size = block_size
         self._max_waiting = max_waiting
@@ -194,6 +196,8 @@ class PrefillWorker:
         self.num_steps += 1
         num_tokens_in_step = sum(num_tokens for _, num_tokens in self._in_step)
         self.meter.step(num_tokens_in_step, result.compute_s, now_s)
+        if self.recorder is not None:
+            self.recorder.add(StepRecord(now_s, result.compute_s, 0, num_tokens_in_step))
         shares = zip(self._in_step, result.token_ids, strict=True)
         for i, ((sequence, num_tokens), token_id) in enumerate(shares):
             if sequence.num_chunks == 0:
