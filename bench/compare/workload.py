@@ -66,25 +66,25 @@ class Workload:
         arrivals = read_trace(plan.trace, block_size=MOONCAKE_BLOCK_TOKENS) if plan.trace else []
         return cls(plan, tuple(arrivals), tuple(prompts), seed)
 
-    def asks(self, round_number: int, vocab_size: int) -> list[Ask]:
-        """The requests of a round, in order of their time; one at least."""
+    def asks(self, round_number: int, vocab_size: int, max_context_tokens: int) -> list[Ask]:
+        """The requests of a round, in order of their time; each fits the model's context."""
         tokens = _Tokens(f"{self.seed}/{self.plan.name}/{round_number}", vocab_size)
         found = []
         for index, (due_s, arrival) in enumerate(self._scheduled()):
-            plan = self.plan
-            num_prompt = min(
-                max(arrival.num_prompt_tokens // plan.divide, 1), plan.max_input_tokens
-            )
-            num_output = min(
-                max(arrival.num_output_tokens // plan.divide, 1), plan.max_output_tokens
-            )
+            num_output = self._cut(arrival.num_output_tokens, self.plan.max_output_tokens)
+            num_output = min(num_output, max_context_tokens // 2)
+            num_prompt = self._cut(arrival.num_prompt_tokens, self.plan.max_input_tokens)
+            num_prompt = min(num_prompt, max_context_tokens - num_output)
             if self.prompts:
                 prompt = self.prompts[index % len(self.prompts)][:num_prompt]
             else:
-                size = max(MOONCAKE_BLOCK_TOKENS // plan.divide, 1)
-                prompt = tokens.prompt(index, num_prompt, arrival.block_ids, size)
+                block_tokens = max(MOONCAKE_BLOCK_TOKENS // self.plan.divide, 1)
+                prompt = tokens.prompt(index, num_prompt, arrival.block_ids, block_tokens)
             found.append(Ask(due_s, prompt, num_output))
         return found
+
+    def _cut(self, num_tokens: int, most: int) -> int:
+        return min(max(num_tokens // self.plan.divide, 1), most)
 
     def _scheduled(self) -> list[tuple[float, Arrival]]:
         """Which requests are due when."""
