@@ -23,6 +23,7 @@ from core.completion import ChatMessage, Completion
 from core.config import ClusterConfig, load_config
 from core.errors import TwophaseError
 from core.process import EXIT_REFUSED
+from deploy.commands.compare import compare
 from deploy.commands.config import config_app
 from deploy.commands.connection import DEFAULT_ADDRESS, Address, connect, connection_options
 from deploy.commands.doctor import doctor
@@ -49,6 +50,7 @@ app.add_typer(key_app, name="key")
 app.add_typer(config_app, name="config")
 app.add_typer(scaling_app, name="scaling")
 app.command()(simulate)
+app.command()(compare)
 app.callback()(connection_options)
 app.command()(explain)
 app.command()(diagnose)

@@ -83,6 +83,8 @@ class CrossoverPlan(_Section):
     """Rising lengths of the prompts."""
     streams: int = Field(default=8, ge=1, le=256)
     """Answers that run meanwhile."""
+    quiet_s: Annotated[float, Field(gt=0, le=60)] = 0.7
+    """Before and after each prompt, so that streams show their own pace."""
 
     @model_validator(mode="after")
     def _rising(self) -> Self:
@@ -155,22 +157,27 @@ def load_plan(
 
     Args:
         path: the YAML; relative paths in it are seen from where it lies.
-        overrides: keys dotted.
-        workload: fields of the only workload; without a file.
+        overrides: keys dotted; without a file also keys of the workload.
+        workload: fields of the only workload; of no effect, and refused, beside a file.
 
     Raises:
         ConfigError: with the path of the key that is wrong.
     """
+    if path is not None and workload:
+        raise ConfigError(next(iter(workload)), f"has no effect beside {path}, which names its own")
+    if path is None and not workload:
+        raise ConfigError("workload", "give a plan, or one of --trace, --prompts and --input")
     tree = read_tree(path) if path is not None else {"workloads": [workload]}
     for override in overrides:
-        apply_override(tree, override)
+        key = override.partition("=")[0]
+        is_of_workload = path is None and key in WorkloadPlan.model_fields
+        apply_override(workload if is_of_workload else tree, override)
     try:
         plan = ComparePlan.model_validate(tree)
     except ValidationError as error:
         raise errors_of(error, ComparePlan)[0] from error
-    if path is None:
-        return plan
-    workloads = tuple(_seen_from(path.parent, workload) for workload in plan.workloads)
+    directory = path.parent if path is not None else Path()
+    workloads = tuple(_seen_from(directory, workload) for workload in plan.workloads)
     return plan.model_copy(update={"workloads": workloads})
 
 

@@ -22,7 +22,7 @@ from twophase.client import AsyncClient
 STREAM_PROMPT_TOKENS, STREAM_OUTPUT_TOKENS = 64, 512
 # Streams that have this many tokens no longer feel the prefill of their neighbours.
 SETTLED_TOKENS = 8
-QUIET_S = 0.7
+RETRY_S = 1.0
 PROBE_OUTPUT_TOKENS, ALONE_OUTPUT_TOKENS = 2, 12
 SETTLE_TIMEOUT_S = 60.0
 
@@ -50,7 +50,9 @@ class Prober:
             tpots_s.append(timing.tpot_s)
         return Alone(tuple(ttfts_s), statistics.median(tpots_s))
 
-    async def beside_streams(self, lengths: Sequence[int], num_streams: int) -> list[Beside]:
+    async def beside_streams(
+        self, lengths: Sequence[int], num_streams: int, quiet_s: float
+    ) -> list[Beside]:
         """A prompt of each length in turn, while streams run.
 
         Raises:
@@ -61,18 +63,18 @@ class Prober:
             running = [group.create_task(streams.run(number)) for number in range(num_streams)]
             try:
                 await streams.settled()
-                return [await self._beside(streams, length) for length in lengths]
+                return [await self._beside(streams, length, quiet_s) for length in lengths]
             finally:
                 for task in running:
                     task.cancel()
 
-    async def _beside(self, streams: "_Streams", length: int) -> Beside:
+    async def _beside(self, streams: "_Streams", length: int, quiet_s: float) -> Beside:
         quiet_from_s = time.monotonic()
-        await asyncio.sleep(QUIET_S)
+        await asyncio.sleep(quiet_s)
         sent_s = time.monotonic()
         answer = await self._one(length, PROBE_OUTPUT_TOKENS)
         # Gaps that are open now end a step later.
-        await asyncio.sleep(QUIET_S)
+        await asyncio.sleep(quiet_s)
         ended_s = answer.log.arrival_of(PROBE_OUTPUT_TOKENS - 1)
         gaps = streams.gaps()
         quiet = [g.seconds for g in gaps if g.started_s >= quiet_from_s and g.ended_s <= sent_s]
@@ -118,7 +120,7 @@ class _Streams:
                 on_tokens=self._look,
             )
             if answer.error is not None:
-                await asyncio.sleep(QUIET_S)
+                await asyncio.sleep(RETRY_S)
 
     async def settled(self) -> None:
         """Return once every stream has SETTLED_TOKENS."""

@@ -79,6 +79,10 @@ class Comparison:
         """The rounds of one workload in one way, in order."""
         return [one for one in self.rounds if (one.workload, one.way) == (workload, way)]
 
+    def rounds_of(self, workload: str) -> list[Played]:
+        """The rounds of one workload in all ways."""
+        return [one for one in self.rounds if one.workload == workload]
+
 
 def compare(plan: ComparePlan, progress: Progress) -> Comparison:
     """Play it all; clusters are gone when it returns.
@@ -181,8 +185,10 @@ class _Run:
         self._progress.stage("prompts of growing length beside streams", len(ways))
         points = {}
         for way in ways:
-            beside = self._prober(way).beside_streams(self._lengths(), crossover.streams)
-            points[way] = tuple(await beside)
+            beside = await self._prober(way).beside_streams(
+                self._lengths(), crossover.streams, crossover.quiet_s
+            )
+            points[way] = tuple(beside)
             self._progress.step()
         self._comparison.crossover = Crossover(points)
 

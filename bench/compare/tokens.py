@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from bench.compare.client import Answer
+from core.config import Mode
 from core.layout import Dtype
 
 # By how much (natural logarithm) the likeliest token must lead to be the only right one; bfloat16
@@ -47,7 +48,7 @@ class _Counts:
 
 
 def check_tokens(
-    rounds: Sequence[Mapping[str, Sequence[Answer]]], *, near_tie: float
+    rounds: Sequence[Mapping[Mode, Sequence[Answer]]], *, near_tie: float
 ) -> TokenCheck:
     """Compare each way's answers with those of the first way; a round maps ways to answers."""
     counts = _Counts()
