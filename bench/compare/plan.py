@@ -44,6 +44,8 @@ class WorkloadPlan(_Section):
     """Times the trace's own arrival rate; not with requests_per_s."""
     divide: int = Field(default=1, ge=1, le=512)
     """Divides the lengths of a trace (and its blocks of shared prompts)."""
+    divide_output: int | None = Field(default=None, ge=1, le=512)
+    """Divides the lengths of its answers; default: as divide."""
     max_input_tokens: int = Field(default=4096, ge=1)
     """Longer prompts are cut."""
     max_output_tokens: int = Field(default=512, ge=1)
@@ -58,8 +60,8 @@ class WorkloadPlan(_Section):
         sources = (self.trace, self.prompts, self.input_tokens)
         if sum(source is not None for source in sources) != 1:
             raise ValueError("a workload has one of trace, prompts and input_tokens")
-        if self.trace is None and self.rate != 1.0:
-            raise ValueError("rate is of a trace's arrivals; requests_per_s says them outright")
+        if self.trace is None and (self.rate, self.divide, self.divide_output) != (1.0, 1, None):
+            raise ValueError("rate, divide and divide_output are of a trace, and there is none")
         if self.requests_per_s is not None and self.rate != 1.0:
             raise ValueError("requests_per_s replaces the trace's arrivals: rate has no effect")
         return self

@@ -68,23 +68,20 @@ class Workload:
 
     def asks(self, round_number: int, vocab_size: int, max_context_tokens: int) -> list[Ask]:
         """The requests of a round, in order of their time; each fits the model's context."""
-        tokens = _Tokens(f"{self.seed}/{self.plan.name}/{round_number}", vocab_size)
-        found = []
+        plan, found = self.plan, []
+        tokens = _Tokens(f"{self.seed}/{plan.name}/{round_number}", vocab_size)
         for index, (due_s, arrival) in enumerate(self._scheduled()):
-            num_output = self._cut(arrival.num_output_tokens, self.plan.max_output_tokens)
-            num_output = min(num_output, max_context_tokens // 2)
-            num_prompt = self._cut(arrival.num_prompt_tokens, self.plan.max_input_tokens)
-            num_prompt = min(num_prompt, max_context_tokens - num_output)
+            num_output = max(arrival.num_output_tokens // (plan.divide_output or plan.divide), 1)
+            num_output = min(num_output, plan.max_output_tokens, max_context_tokens // 2)
+            num_prompt = max(arrival.num_prompt_tokens // plan.divide, 1)
+            num_prompt = min(num_prompt, plan.max_input_tokens, max_context_tokens - num_output)
             if self.prompts:
                 prompt = self.prompts[index % len(self.prompts)][:num_prompt]
             else:
-                block_tokens = max(MOONCAKE_BLOCK_TOKENS // self.plan.divide, 1)
+                block_tokens = max(MOONCAKE_BLOCK_TOKENS // plan.divide, 1)
                 prompt = tokens.prompt(index, num_prompt, arrival.block_ids, block_tokens)
             found.append(Ask(due_s, prompt, num_output))
         return found
-
-    def _cut(self, num_tokens: int, most: int) -> int:
-        return min(max(num_tokens // self.plan.divide, 1), most)
 
     def _scheduled(self) -> list[tuple[float, Arrival]]:
         """Which requests are due when."""
@@ -105,8 +102,7 @@ class Workload:
         plan = self.plan
         if self.arrivals:
             return draw.choice(self.arrivals)
-        num_prompt = (plan.input_tokens or plan.max_input_tokens) * plan.divide
-        return Arrival(0.0, num_prompt, plan.output_tokens * plan.divide)
+        return Arrival(0.0, plan.input_tokens or plan.max_input_tokens, plan.output_tokens)
 
 
 class _Tokens:

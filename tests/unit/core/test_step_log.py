@@ -1,0 +1,42 @@
+"""The record of a worker's last steps."""
+
+from collections import deque
+
+from core.request import RequestId, WorkerName
+from core.step_log import StepRecord, StepRecorder, read_step_logs
+from decode_worker.pace import StepFacts, StepLog
+
+WORKER = WorkerName("decode-0")
+
+
+def test_what_was_recorded_is_read_again(tmp_path):
+    recorder = StepRecorder(tmp_path / "steps", WORKER)
+    steps = [StepRecord(1.5, 0.25, 3, 0), StepRecord(2.0, 0.5, 3, 64)]
+    for step in steps:
+        recorder.add(step)
+
+    recorder.write()
+
+    assert read_step_logs(tmp_path / "steps") == {WORKER: steps}
+    assert read_step_logs(tmp_path / "nowhere") == {}
+
+
+def test_the_oldest_steps_are_forgotten(tmp_path):
+    recorder = StepRecorder(tmp_path, WORKER)
+    recorder._records = deque(maxlen=2)
+    for at_s in (1.0, 2.0, 3.0):
+        recorder.add(StepRecord(at_s, 0.1, 1, 0))
+
+    recorder.write()
+
+    assert [step.ended_s for step in read_step_logs(tmp_path)[WORKER]] == [2.0, 3.0]
+
+
+def test_a_decode_worker_tells_each_step(tmp_path):
+    recorder = StepRecorder(tmp_path, WORKER)
+    log = StepLog(recorder)
+
+    log.add(StepFacts(4.0, 0.2, 2, 30, ((RequestId("a"), 16), (RequestId("b"), 8))))
+    recorder.write()
+
+    assert read_step_logs(tmp_path)[WORKER] == [StepRecord(4.0, 0.2, 2, 24)]
