@@ -42,7 +42,7 @@ class TestRequests:
         assert not {a.prompt for a in first} & {a.prompt for a in second}
 
     def test_a_trace_keeps_its_own_arrivals_and_lengths(self):
-        asks = asks_of(trace=AZURE, duration_s=3600, max_input_tokens=100_000)
+        asks = asks_of(trace=AZURE, max_requests=2, max_input_tokens=100_000)
 
         assert (asks[0].due_s, len(asks[0].prompt), asks[0].num_output_tokens) == (0.0, 4086, 10)
         assert asks[1].due_s == pytest.approx(0.052)
@@ -63,7 +63,7 @@ class TestRequests:
         assert len(asks_of(input_tokens=8, requests_per_s=50.0, max_requests=7)) == 7
 
     def test_prompts_that_share_blocks_in_the_trace_begin_alike(self):
-        asks = asks_of(trace=MOONCAKE, divide=32, duration_s=3600)
+        asks = asks_of(trace=MOONCAKE, divide=32, max_requests=20)
 
         # Block 0, which every request of this trace begins with, has 512 / 32 tokens.
         assert len({ask.prompt[:16] for ask in asks}) == 1
