@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+import yaml
+
 from bench.compare.crossover import PACE_MULTIPLE, Crossover
 from bench.compare.document import (
     Block,
@@ -29,7 +31,7 @@ from bench.compare.metrics import Alone
 from bench.compare.plan import WorkloadPlan
 from bench.compare.run import Comparison
 from bench.compare.summary import WorkloadSummary
-from bench.compare.verdict import MEASURES, in_short, on_workload, seconds
+from bench.compare.verdict import MEASURES, answering, in_short, on_workload, seconds
 from bench.compare.ways import WORDS, cores_of
 
 DEFINITIONS = (
@@ -109,7 +111,8 @@ def report(
     yield Heading(2, "How this was made")
     yield Code(origin.command)
     yield Paragraph("The whole plan, defaults included:")
-    yield Code(json.dumps(plan.model_dump(mode="json", exclude_none=True), indent=1))
+    whole = plan.model_dump(mode="json", exclude_none=True)
+    yield Code(yaml.safe_dump(whole, sort_keys=False).strip())
 
 
 def _crossover(comparison: Comparison, crossover: Crossover) -> Iterator[Block]:
@@ -203,7 +206,7 @@ def _table(comparison: Comparison, summary: WorkloadSummary) -> Table:
     slo = comparison.plan.slo
     rows = []
     for measure in MEASURES[:-1]:
-        best = measure.best(list(summary.ways))
+        best = measure.best(answering(summary) or list(summary.ways))
         cells = []
         for way in summary.ways:
             shown = measure.show(measure.read(way))

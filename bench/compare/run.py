@@ -31,7 +31,8 @@ from twophase.client import AsyncClient
 
 READY_TIMEOUT_S = 120.0
 WARM_UP_OUTPUT_TOKENS = 24
-# Lengths that are measured alone when no crossover is asked for.
+# What is measured alone besides the crossover's lengths; and in their place, without one.
+SHORT_TOKENS = 16
 ALONE_TOKENS = (128, 512, 1024, 2048)
 
 
@@ -178,7 +179,9 @@ class _Run:
         self._progress.stage("one request alone", 1)
         way = Mode.COLOCATED if Mode.COLOCATED in ways else ways[0]
         self._comparison.alone_way = way
-        self._comparison.alone = await self._prober(way).alone(self._lengths())
+        self._comparison.alone = await self._prober(way).alone(
+            sorted({SHORT_TOKENS, *self._lengths()})
+        )
         self._progress.step()
         if crossover is None:
             return

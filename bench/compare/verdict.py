@@ -18,6 +18,7 @@ from bench.compare.summary import (
 from core.config import Mode
 
 LEVEL = 0.05
+POINTS = ("p50", "p95", "p99", "max")
 NOISY_CORES = 0.1
 LATE_S = 0.02
 
@@ -56,21 +57,28 @@ def _rate(value: float) -> str:
     return f"{value:.1f} tokens/s"
 
 
+def _spread(name: str, label: str) -> list[Measure]:
+    """The measures of one latency."""
+
+    def of(point: str) -> Callable[[WaySummary], float]:
+        return lambda way: float(getattr(getattr(way.latencies, name), point))
+
+    return [Measure(f"{label} {point}", of(point), seconds) for point in POINTS]
+
+
 MEASURES = (
-    Measure("TTFT p50", lambda way: way.latencies.ttft_s.p50, seconds),
-    Measure("TTFT p99", lambda way: way.latencies.ttft_s.p99, seconds),
-    Measure("TPOT p50", lambda way: way.latencies.tpot_s.p50, seconds),
-    Measure("TPOT p99", lambda way: way.latencies.tpot_s.p99, seconds),
-    Measure("ITL p50", lambda way: way.latencies.itl_s.p50, seconds),
-    Measure("ITL p95", lambda way: way.latencies.itl_s.p95, seconds),
-    Measure("ITL p99", lambda way: way.latencies.itl_s.p99, seconds),
-    Measure("longest gap", lambda way: way.latencies.itl_s.max, seconds),
-    Measure("e2e p50", lambda way: way.latencies.e2e_s.p50, seconds),
-    Measure("e2e p99", lambda way: way.latencies.e2e_s.p99, seconds),
+    *_spread("ttft_s", "TTFT"),
+    *_spread("tpot_s", "TPOT"),
+    *_spread("itl_s", "ITL"),
+    *_spread("e2e_s", "e2e"),
     Measure("output", lambda way: way.tokens_per_s, _rate, more_is_better=True),
     Measure("answers within the SLO", lambda way: way.slo.share, _share, more_is_better=True),
 )
-
+# The others say much the same.
+COMPARED = (
+    *("TTFT p50", "TTFT p99", "TPOT p50", "ITL p50", "ITL p99", "ITL max", "e2e p50"),
+    *("output", "answers within the SLO"),
+)
 SHORT = {
     "soonest first token": "TTFT p50",
     "steadiest streams": "ITL p99",
@@ -89,12 +97,15 @@ def on_workload(summary: WorkloadSummary) -> Iterator[str]:
 
 
 def _on_disaggregation(summary: WorkloadSummary) -> Iterator[str]:
-    own = summary.of(Mode.DISAGGREGATED)
-    others = [way for way in summary.ways if way.way is not Mode.DISAGGREGATED]
+    ways = answering(summary)
+    own = next((way for way in ways if way.way is Mode.DISAGGREGATED), None)
+    others = [way for way in ways if way is not own]
     if own is None or not others:
         return
     wins, losses = [], []
     for measure in MEASURES:
+        if measure.name not in COMPARED:
+            continue
         best = measure.best(others)
         words = (
             f"{measure.name} {measure.show(measure.read(own))} against "
@@ -106,6 +117,11 @@ def _on_disaggregation(summary: WorkloadSummary) -> Iterator[str]:
             losses.append(words)
     yield f"**Where disaggregation loses** to the better of the others: {_listed(losses)}."
     yield f"**Where it wins**: {_listed(wins)}."
+
+
+def answering(summary: WorkloadSummary) -> list[WaySummary]:
+    """The ways that answered something: of the others there is no time to compare."""
+    return [way for way in summary.ways if way.num_failed < way.num_asked]
 
 
 def _on_papers(summary: WorkloadSummary) -> str:
@@ -175,7 +191,7 @@ def _on_failures(summary: WorkloadSummary) -> Iterator[str]:
         taken = ", ".join(f"{w.other_cores:.2f} in `{w.way}`" for w in summary.ways)
         yield (
             f"**Noise**: other processes took up to so many cores in a round: {taken}. Times are "
-            "longer for it, and differences smaller than it say nothing."
+            "longer for it, and small differences say nothing."
         )
 
 
@@ -187,12 +203,22 @@ def in_short(
         yield from _on_crossover(crossover)
         yield from _on_capacity(crossover, plan.streams)
     for summary in summaries:
-        found = []
-        for words, name in SHORT.items():
-            measure = next(measure for measure in MEASURES if measure.name == name)
-            best = measure.best(list(summary.ways))
-            found.append(f"{words} `{best.way}` ({name} {measure.show(measure.read(best))})")
-        yield f"**{summary.name}**: {', '.join(found)}."
+        ways = answering(summary)
+        if not ways:
+            yield f"**{summary.name}**: no request was answered."
+            continue
+        measures = {measure.name: measure for measure in MEASURES}
+        found = (_leading(words, measures[name], ways) for words, name in SHORT.items())
+        yield f"**{summary.name}**: {'; '.join(found)}."
+
+
+def _leading(words: str, measure: Measure, ways: list[WaySummary]) -> str:
+    best = measure.best(ways)
+    level = [way for way in ways if not measure.is_better(best, way)]
+    names = " and ".join(f"`{way.way}`" for way in level)
+    if len(level) == len(ways) > 1:
+        names = "all alike"
+    return f"{words}: {names} ({measure.name} {measure.show(measure.read(best))})"
 
 
 def _on_crossover(crossover: Crossover) -> Iterator[str]:

@@ -82,6 +82,25 @@ class TestTheVerdict:
         assert "8 running streams get 200 tokens/s in `colocated`, 114 tokens/s" in words
         assert "**Disaggregation loses 43% of the capacity for tokens** to `colocated`" in words
 
+    def test_a_way_that_answered_nothing_leads_in_nothing(self):
+        comparison = comparison_of(
+            played(Mode.COLOCATED, failed(0.0, Overloaded("no room"))),
+            played(Mode.DISAGGREGATED, answered(Mode.DISAGGREGATED, 0.0)),
+        )
+
+        (words,) = in_short(None, None, summaries(comparison))
+
+        assert "colocated" not in words
+        assert "soonest first token: `disaggregated` (TTFT p50 500 ms)" in words
+
+    def test_ways_that_are_alike_are_said_to_be(self):
+        ways = [Mode.COLOCATED, Mode.CHUNKED]
+        alike = comparison_of(*(played(way, answered(way, 0.0)) for way in ways))
+
+        (words,) = in_short(None, None, summaries(alike))
+
+        assert "most good answers: all alike (answers within the SLO 100%)" in words
+
 
 class TestSlowdowns:
     def test_nine_limits_are_multiples_of_the_request_alone(self, two_ways):
