@@ -6,6 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
+from core import telemetry
 from core.clock import MonotonicClock
 from core.model_path import find_model
 from core.step_log import StepRecorder
@@ -13,7 +14,6 @@ from core.worker import Role, WorkerInfo
 from decode_worker.config import DecodeWorkerConfig
 from decode_worker.limits import Limits
 from decode_worker.link import LinkServer
-from decode_worker.pace import StepLog
 from decode_worker.scheduler import Scheduler
 from decode_worker.service import DecodeService
 from decode_worker.worker import DecodeWorker
@@ -120,10 +120,10 @@ async def _serve(
     )
     limits = Limits(runner.max_context_tokens, config.pool.max_waiting_requests)
     pool = BlockPool(runner.num_blocks, runner.layout.block_size)
-    directory = config.engine.step_log
-    recorder = StepRecorder(directory, config.name) if directory is not None else None
     worker = DecodeWorker(info, pool, scheduler, limits)
-    worker.steps = StepLog(recorder)
+    worker.counts.tally.total(telemetry.MODEL_LOAD).value = runner.load_s
+    if config.engine.step_log is not None:
+        worker.counts.recorder = StepRecorder(config.engine.step_log, config.name)
     links = LinkServer(
         info,
         worker,
@@ -148,5 +148,5 @@ async def _serve(
             await server.stop()
             for loop in loops:
                 loop.cancel()
-    if recorder is not None:
-        recorder.write()
+    if worker.counts.recorder is not None:
+        worker.counts.recorder.write()

@@ -4,7 +4,8 @@ from collections import deque
 
 from core.request import RequestId, WorkerName
 from core.step_log import StepRecord, StepRecorder, read_step_logs
-from decode_worker.pace import StepFacts, StepLog
+from decode_worker.counts import StepCounts
+from decode_worker.step_log import StepFacts
 
 WORKER = WorkerName("decode-0")
 
@@ -34,9 +35,10 @@ def test_the_oldest_steps_are_forgotten(tmp_path):
 
 def test_a_decode_worker_tells_each_step(tmp_path):
     recorder = StepRecorder(tmp_path, WORKER)
-    log = StepLog(recorder)
+    counts = StepCounts(token_bytes=64)
+    counts.recorder = recorder
 
-    log.add(StepFacts(4.0, 0.2, 2, 30, ((RequestId("a"), 16), (RequestId("b"), 8))))
+    counts.step(StepFacts(4.0, 0.2, 2, 30, ((RequestId("a"), 16), (RequestId("b"), 8))))
     recorder.write()
 
     assert read_step_logs(tmp_path)[WORKER] == [StepRecord(4.0, 0.2, 2, 24)]
