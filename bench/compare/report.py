@@ -70,6 +70,9 @@ def write_report(
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "README.md").write_text(markdown(blocks), encoding="utf-8")
     (directory / "report.html").write_text(html(blocks), encoding="utf-8")
+    for name in ("crossover", "gaps-*", "steps-*", "shares-*"):
+        for stale in directory.glob(f"{name}.svg"):
+            stale.unlink()
     for block in blocks:
         if isinstance(block, Picture):
             (directory / f"{block.name}.svg").write_text(block.canvas.file(), encoding="utf-8")

@@ -198,7 +198,13 @@ def _on_failures(summary: WorkloadSummary) -> Iterator[str]:
 def in_short(
     crossover: Crossover | None, plan: CrossoverPlan | None, summaries: Sequence[WorkloadSummary]
 ) -> Iterator[str]:
-    """The report in a few sentences."""
+    """The report in a few sentences; that the machine was busy comes first."""
+    most = max((way.other_cores for one in summaries for way in one.ways), default=0.0)
+    if most > NOISY_CORES:
+        yield (
+            f"**The machine was busy**: other processes took up to {most:.2f} cores while this was "
+            "measured; on a quiet one it may come out otherwise."
+        )
     if crossover is not None and plan is not None:
         yield from _on_crossover(crossover)
         yield from _on_capacity(crossover, plan.streams)

@@ -75,6 +75,8 @@ class TestTheVerdict:
         )
 
         assert "0.80 in `colocated`, 0.00 in `chunked`" in words_on(comparison)
+        first, *_ = in_short(None, None, summaries(comparison))
+        assert first.startswith("**The machine was busy**: other processes took up to 0.80 cores")
 
     def test_the_cost_of_a_pool_that_only_reads_is_told(self, two_ways):
         words = "\n".join(in_short(two_ways.crossover, two_ways.plan.crossover, []))
@@ -256,6 +258,15 @@ class TestTheFiles:
             words = [node.text for node in root.iter("{http://www.w3.org/2000/svg}text")]
             assert {"colocated", "disaggregated"} <= set(words)
             assert "prefers-color-scheme:dark" in text
+
+    def test_pictures_of_a_report_before_it_do_not_stay(self, two_ways, directory):
+        (directory / "gaps-old.svg").write_text("<svg/>")
+        (directory / "own.svg").write_text("<svg/>")
+
+        write_report(two_ways, summaries(two_ways), ORIGIN, directory)
+
+        assert not (directory / "gaps-old.svg").exists()
+        assert (directory / "own.svg").exists()
 
     def test_the_page_needs_nothing_else(self, directory):
         page = (directory / "report.html").read_text()
