@@ -67,8 +67,9 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class WaySummary:
-    """One way's numbers for one workload; steps_per_s counts decode steps alone.
+    """One way's numbers for one workload.
 
+    failures has one example of each kind of error.
     phase_shares: of the mean answer's whole time, by phase; what no phase covers is "unaccounted".
     other_cores: what other processes and guests took, the worst round.
     """
@@ -133,7 +134,7 @@ def _way(comparison: Comparison, name: str, way: Mode) -> WaySummary:
     played = comparison.played(name, way)
     answers = [answer for one in played for answer in one.answers]
     timings = [timing for answer in answers if (timing := answer.timing()) is not None]
-    errors = [str(answer.error) for answer in answers if answer.error is not None]
+    errors = {type(a.error): str(a.error) for a in answers if a.error is not None}
     # Rounds are apart: the time between them belongs to no way.
     seconds = sum(span_s(_timings(one.answers)) for one in played)
     alone, crossover = comparison.alone, comparison.crossover
@@ -143,7 +144,7 @@ def _way(comparison: Comparison, name: str, way: Mode) -> WaySummary:
         way=way,
         num_asked=len(answers),
         num_failed=len(answers) - len(timings),
-        failures=tuple(dict.fromkeys(errors)),
+        failures=tuple(errors.values()),
         latencies=Latencies.of(timings),
         tokens_per_s=_rate(sum(t.num_output_tokens for t in timings), seconds),
         prompt_tokens_per_s=_rate(sum(t.num_prompt_tokens for t in timings), seconds),
