@@ -9,13 +9,13 @@ _LIGHT = {
     "face": "#ffffff", "panel": "#f6f7f9", "ink": "#1d2733", "muted": "#66727f",
     "grid": "#dfe4e9", "colocated": "#c2541b", "chunked": "#7450c8", "disaggregated": "#0b8478",
     "prefill": "#e2903f", "decode": "#3d7cc0", "quiet": "#8b9aaa", "hit": "#cc3a2b",
-    "mark": "#a87900", "other": "#b7a4d6",
+    "mark": "#a87900", "other": "#b7a4d6", "on": "#16202b",
 }  # fmt: skip
 _DARK = {
     "face": "#10151b", "panel": "#171e26", "ink": "#e5e9ee", "muted": "#98a4b1",
     "grid": "#2a343f", "colocated": "#f08a4b", "chunked": "#a98bf5", "disaggregated": "#35c4b3",
     "prefill": "#e79a4e", "decode": "#5b9be0", "quiet": "#6f8093", "hit": "#ff6b57",
-    "mark": "#e5b93c", "other": "#8f79b8",
+    "mark": "#e5b93c", "other": "#a791d0", "on": "#10151b",
 }  # fmt: skip
 
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"

@@ -38,7 +38,10 @@ def _bar(canvas: Canvas, way: WaySummary, top: float, longest_s: float) -> None:
             canvas.rect(left, top, width, BAR, colour)
         if width > (WIDTH - LEFT - RIGHT) * LABEL_SHARE:
             middle = left + width / 2
-            canvas.text(middle, top + BAR / 2 + 4, f"{share:.0%}", kind="small", anchor="middle")
+            words = f"{share:.0%}"
+            canvas.text(
+                middle, top + BAR / 2 + 4, words, kind="small", anchor="middle", colour="on"
+            )
         left += width
     words = f"{way.latencies.e2e_s.mean:.1f} s"
     canvas.text(left + 8, top + BAR / 2 + 4, words, kind="muted small")

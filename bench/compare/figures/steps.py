@@ -113,7 +113,7 @@ def _lane(
             canvas.rect(left, top, width, LANE, "prefill")
             if width > LABEL_WIDTH:
                 middle, words = (left + right) / 2, str(step.num_prompt_tokens)
-                canvas.text(middle, top + 13, words, kind="small", anchor="middle")
+                canvas.text(middle, top + 13, words, kind="small", anchor="middle", colour="on")
             tall = LANE * 0.6 * step.num_decoding / most
         if step.num_decoding:
             canvas.rect(left, top + LANE - tall, width, tall, "decode")
