@@ -9,7 +9,7 @@ PACKAGES := core engine kv_transfer prefill_worker decode_worker router deploy b
 
 .DEFAULT_GOAL := help
 .PHONY: help demo serve test test-thorough check docs proto format model parity clean \
-	fuzz chaos bench-engine bench-cancel bench-frontdoor bench-interference bench-recovery \
+	compare fuzz chaos bench-engine bench-cancel bench-frontdoor bench-interference bench-recovery \
 	bench-scaling bench-simulate bench-simulate-reality bench-telemetry bench-transfer
 
 help:  ## Show this list
@@ -74,6 +74,9 @@ chaos: $(STAMP)  ## Ten minutes of streams while their workers are killed and pa
 
 bench-frontdoor: $(DEV)  ## What one core of router sustains and adds; engines answer at once
 	$(BIN)/python -m bench.frontdoor
+
+compare: $(STAMP)  ## Colocated, chunked and disaggregated on two workloads; writes docs/comparison (9 min)
+	@$(BIN)/twophase compare docs/comparison/plan.yaml --out docs/comparison
 
 bench-cancel: $(DEV)  ## How soon both phases stop when a client goes away
 	$(BIN)/python -m bench.frontdoor.cancel

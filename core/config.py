@@ -65,6 +65,9 @@ class EngineConfig(_Section):
     """Prompt and answer together; default: what the checkpoint was trained for."""
     nice: int = Field(default=10, ge=0, le=19)
     """Added to the compute thread's niceness, so that threads that move data go first."""
+    step_log: Path | None = None
+    """Directory into which each worker writes, when it ends, what its last steps were; `twophase
+    compare` draws them."""
 
 
 class PoolConfig(_Section):

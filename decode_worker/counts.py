@@ -28,11 +28,12 @@ class StepCounts:
 
     def step(self, step: StepFacts) -> None:
         """A step ended."""
+        num_prompt_tokens = sum(num_tokens for _, num_tokens in step.prompts)
         if step.num_sequences:
             self._num_output.value += step.num_sequences
             self._kv_read.observe(step.num_history_tokens * self._token_bytes)
         if step.prompts:
-            self._num_prompt.value += sum(num_tokens for _, num_tokens in step.prompts)
+            self._num_prompt.value += num_prompt_tokens
             (self._mixed if step.num_sequences else self._prefill).observe(step.step_s)
         else:
             self._decode.observe(step.step_s)

@@ -6,6 +6,7 @@ Without it an answer's phases are told as ever, and not what ran in its gaps.
 from dataclasses import dataclass
 
 from core.events.step import StepFacts
+from core.events.step_log import StepRecord, StepRecorder
 from core.tally import Tally
 from core.timeline import DecodeReport
 from decode_worker.counts import StepCounts
@@ -40,17 +41,27 @@ class NoCounts:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """How steps are counted, and what notes the tokens of an answer."""
+    """How steps are counted and written down, and what notes the tokens of an answer."""
 
     counts: StepCounts | NoCounts
     pace: type[Pace] | type[BarePace]
+    recorder: StepRecorder | None = None
 
     def step(self, log: StepLog, step: StepFacts) -> None:
         """A step ended; it is the log's last from now on."""
         log.add(step)
         self.counts.step(step)
+        if self.recorder is not None:
+            num_prompt_tokens = sum(num_tokens for _, num_tokens in step.prompts)
+            self.recorder.add(
+                StepRecord(step.ended_s, step.step_s, step.num_sequences, num_prompt_tokens)
+            )
 
 
-def recording_of(*, is_on: bool, token_bytes: int) -> Recording:
-    """All of it, or nothing."""
-    return Recording(StepCounts(token_bytes), Pace) if is_on else Recording(NoCounts(), BarePace)
+def recording_of(
+    *, is_on: bool, token_bytes: int, recorder: StepRecorder | None = None
+) -> Recording:
+    """All of it, or nothing but what `recorder` writes down, if there is one."""
+    if is_on:
+        return Recording(StepCounts(token_bytes), Pace, recorder)
+    return Recording(NoCounts(), BarePace, recorder)

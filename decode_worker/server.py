@@ -8,6 +8,7 @@ from contextlib import ExitStack
 
 from core import telemetry
 from core.clock import MonotonicClock
+from core.events.step_log import StepRecorder
 from core.model_path import find_model
 from core.worker import Role, WorkerInfo
 from decode_worker.config import DecodeWorkerConfig
@@ -121,8 +122,11 @@ async def _serve(
     limits = Limits(runner.max_context_tokens, config.pool.max_waiting_requests)
     pool = BlockPool(runner.num_blocks, runner.layout.block_size)
     worker = DecodeWorker(info, pool, scheduler, limits)
+    step_log = config.engine.step_log
     worker.recording = recording_of(
-        is_on=config.telemetry.enabled, token_bytes=runner.layout.token_bytes
+        is_on=config.telemetry.enabled,
+        token_bytes=runner.layout.token_bytes,
+        recorder=StepRecorder(step_log, config.name) if step_log is not None else None,
     )
     worker.recording.counts.tally.total(telemetry.MODEL_LOAD).value = runner.load_s
     links = LinkServer(
@@ -149,3 +153,5 @@ async def _serve(
             await server.stop()
             for loop in loops:
                 loop.cancel()
+    if worker.recording.recorder is not None:
+        worker.recording.recorder.write()

@@ -25,6 +25,7 @@ from core.config import ClusterConfig, RouterConfig
 from core.errors import TwophaseError
 from core.process import EXIT_REFUSED
 from deploy.commands.cluster_file import Config, Overrides, load
+from deploy.commands.compare import compare
 from deploy.commands.config import config_app
 from deploy.commands.connection import DEFAULT_ADDRESS, Address, connect, connection_options
 from deploy.commands.doctor import doctor
@@ -55,6 +56,7 @@ app.add_typer(config_app, name="config")
 app.add_typer(scaling_app, name="scaling")
 app.command()(simulate)
 app.command()(what_if)
+app.command()(compare)
 app.callback()(connection_options)
 app.command()(explain)
 app.command()(diagnose)

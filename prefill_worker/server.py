@@ -8,6 +8,7 @@ from contextlib import ExitStack
 
 from core import telemetry
 from core.clock import MonotonicClock
+from core.events.step_log import StepRecorder
 from core.model_path import find_model
 from core.worker import Role, WorkerInfo
 from engine.block_pool import BlockPool
@@ -83,6 +84,8 @@ async def _serve(
         max_waiting=config.pool.max_waiting_requests,
     )
     worker.tally.total(telemetry.MODEL_LOAD).value = runner.load_s
+    if config.engine.step_log is not None:
+        worker.recorder = StepRecorder(config.engine.step_log, config.name)
     identity = Identity(info.name, info.incarnation, info.layout)
     async with LinkPool(
         identity,
@@ -104,3 +107,5 @@ async def _serve(
                 await service.drain(config.drain_s)
                 await server.stop()
                 steps.cancel()
+    if worker.recorder is not None:
+        worker.recorder.write()

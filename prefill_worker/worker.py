@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 
 from core.errors import InvalidRequest, Overloaded, TwophaseError
 from core.events.chunks import Chunks
+from core.events.step_log import StepRecord, StepRecorder
 from core.request import Logprobs, OutputToken, Request, RequestId, WorkerName
 from core.tally import Tally
 from core.timeline import PrefillReport
@@ -85,6 +86,7 @@ class PrefillWorker:
         self.pool = pool
         self.meter = PrefillMeter()
         self.tally = Tally()
+        self.recorder: StepRecorder | None = None
         self.num_steps = 0
         self._block_size = block_size
         self._max_waiting = max_waiting
@@ -199,6 +201,8 @@ class PrefillWorker:
         num_tokens_in_step = sum(num_tokens for _, num_tokens in self._in_step)
         self.meter.step(num_tokens_in_step, result.compute_s, now_s)
         self._counts.step(num_tokens_in_step, result.compute_s)
+        if self.recorder is not None:
+            self.recorder.add(StepRecord(now_s, result.compute_s, 0, num_tokens_in_step))
         shares = zip(self._in_step, result.token_ids, strict=True)
         for i, ((sequence, num_tokens), token_id) in enumerate(shares):
             if sequence.chunks.num == 0:
