@@ -226,9 +226,9 @@ def test_kv_goes_between_hosts_and_streams_outlive_the_loss_of_one(
     ended = next(told)
     assert ended["answers"] == expected["answers"]
     assert ended["failures"]
-    assert next(watched)["num_alive"] == 1
-    noticed_s = time.monotonic() - cut_s
-    assert noticed_s < NOTICED_S
+    noticed = next(watched)
+    assert noticed["num_alive"] == 1
+    assert noticed["now_s"] - cut_s < NOTICED_S
     watch.kill()
 
     # 5 what was lost comes back on the host that is left
