@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from core.errors import PeerLost, TwophaseError
-from tests.e2e.test_commands import _serving
+from tests.e2e.test_commands import STOP_S, _serving
 from tests.tiny_model import write_tiny_model
 from twophase.client import Client, Sampling
 
@@ -33,6 +33,7 @@ def test_a_stop_lets_short_streams_end_and_tells_long_ones_before_the_hard_kill(
         *(f"router.drain_s={DRAIN_S:g}", "router.worker_timeout_s=15"),
     )
     ends: dict[str, int | TwophaseError] = {}
+    ended_s: list[float] = []
 
     def ask(name: str, num_tokens: int, begun: threading.Event) -> None:
         num_got = 0
@@ -45,6 +46,7 @@ def test_a_stop_lets_short_streams_end_and_tells_long_ones_before_the_hard_kill(
             ends[name] = num_got
         except TwophaseError as error:
             ends[name] = error
+        ended_s.append(time.monotonic())
 
     with _serving("--without-ray", *setup) as (process, address):
         with Client(address) as client:
@@ -59,12 +61,15 @@ def test_a_stop_lets_short_streams_end_and_tells_long_ones_before_the_hard_kill(
         ]
         for thread, event in zip(asking, begun, strict=True):
             thread.start()
-            assert event.wait(GRACE_S)
+            assert event.wait(STOP_S)
         process.send_signal(signal.SIGTERM)
-        code = process.wait(GRACE_S)
+        stopped_s = time.monotonic()
         for thread in asking:
-            thread.join(GRACE_S)
+            thread.join(STOP_S)
+        code = process.wait(STOP_S)
     assert code == 0
+    # The processes' own end is a matter of how busy the machine is; nobody waits for it.
+    assert max(ended_s) - stopped_s < GRACE_S
     assert ends["short"] == num_short
     assert isinstance(ends["long"], PeerLost), ends["long"]
     assert "UNAVAILABLE" in str(ends["long"])
