@@ -19,7 +19,7 @@ from decode_worker.config import DecodeWorkerConfig
 from deploy.container import free_shared_memory, shared_memory_problem
 from deploy.plan import ClusterPlan
 from deploy.pool import slots_of
-from deploy.ports import reserved_address
+from deploy.ports import require_free, reserved_address
 from deploy.scaler import Scaler
 from deploy.server import ServerConfig
 from deploy.supervisor import Slot, Supervisor, stop_timeout_s, stop_together
@@ -45,6 +45,7 @@ def ray_cluster(config: ClusterConfig, *, tell: Tell, replace_lost: bool = False
     Raises:
         ModelError, ConfigError, PeerLost: it cannot start; nothing is left running then.
     """
+    require_free(config.router)
     limit_s = stop_timeout_s(config)
     with ExitStack() as stack:
         may_end = threading.Event()

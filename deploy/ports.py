@@ -10,6 +10,9 @@ import socket
 import sys
 from contextlib import ExitStack
 
+from core.config import RouterConfig
+from core.errors import ConfigError
+
 LOOPBACK = "127.0.0.1"
 
 
@@ -24,3 +27,22 @@ def reserved_address(stack: ExitStack) -> str:
     else:
         holder.close()
     return address
+
+
+def require_free(router: RouterConfig) -> None:
+    """Refuse ports of the router that others listen at, before anything is started for it.
+
+    Raises:
+        ConfigError: with the key of the port.
+    """
+    for key, port in (("port", router.port), ("http_port", router.http_port)):
+        if not port:
+            continue
+        try:
+            socket.create_server((router.host, port)).close()
+        except OSError as error:
+            raise ConfigError(
+                f"router.{key}",
+                f"{router.host}:{port} cannot be listened at ({error.strerror}): another "
+                "deployment may be there, and 0 takes a free port",
+            ) from error
