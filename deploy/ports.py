@@ -6,6 +6,7 @@ the system gives it to nobody else meanwhile, also while no worker lives. Where 
 no second socket on it (not Linux), nothing holds it.
 """
 
+import errno
 import socket
 import sys
 from contextlib import ExitStack
@@ -41,6 +42,8 @@ def require_free(router: RouterConfig) -> None:
         try:
             socket.create_server((router.host, port)).close()
         except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                continue  # the router says so itself, if it is one
             raise ConfigError(
                 f"router.{key}",
                 f"{router.host}:{port} cannot be listened at ({error.strerror}): another "
