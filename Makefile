@@ -10,7 +10,7 @@ PACKAGES := core engine kv_transfer prefill_worker decode_worker router deploy b
 .DEFAULT_GOAL := help
 .PHONY: help demo serve test test-thorough check docs proto format model parity clean \
 	fuzz chaos bench-engine bench-cancel bench-frontdoor bench-interference bench-recovery \
-	bench-scaling bench-simulate bench-transfer
+	bench-scaling bench-simulate bench-simulate-reality bench-transfer
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -56,8 +56,9 @@ proto: $(DEV)  ## Generate the message modules from proto/twophase/v1/*.proto
 	$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=proto --pyi_out=proto \
 		--grpc_python_out=proto $(PROTOS)
 
-docs: $(DEV)  ## Write docs/metrics.md from the metric table
+docs: $(DEV)  ## Write docs/metrics.md from the metric table, and the Grafana board
 	$(BIN)/python -m tests.metrics_page
+	$(BIN)/python -m deploy.grafana
 
 parity: $(DEV)  ## Compare every mode and transport with a file of reference tokens
 	$(BIN)/python -m bench.parity $(REFERENCE)
@@ -84,10 +85,13 @@ bench-recovery: $(DEV)  ## How long streams stand still when their decode worker
 	$(BIN)/python -m bench.recovery
 
 bench-scaling: $(DEV)  ## Real pools under a load that turns from long prompts to long answers
-	$(BIN)/python -m bench.scaling
+	$(BIN)/python -m bench.scaling --figure docs/figures/scaling.png
 
 bench-simulate: $(DEV)  ## The autoscaler beside others on a manual clock; TRACES="files" adds traces
 	$(BIN)/python -m bench.simulate $(TRACES)
+
+bench-simulate-reality: $(DEV)  ## The simulator beside a real cluster of one worker in each pool
+	$(BIN)/python -m bench.simulate.reality
 
 bench-transfer: $(DEV)  ## Each KV transport beside a plain copy of the same bytes
 	$(BIN)/python -m bench.transfer

@@ -2,10 +2,15 @@
 
 A cluster in child processes begins with one worker in each pool and may have three. The first half
 of the load is long prompts with short answers, the second short prompts with long answers, both
-faster than one worker can do. What it shows: the prefill pool grows first, then a worker changes
-its role under the spent budget, and no stream fails. Every decision is printed in words.
+faster than one worker can do. Two rounds with the same load:
 
-On few cores more workers do not make more of them: directions are measured here, not speed.
+- as it is: prefill grows first, then decode by a worker that changes its role, for the budget is
+  spent; no stream fails
+- with links that carry next to nothing (`chaos.link_bytes_per_s`): neither pool grows. That load
+  cannot be worked off: streams that still run at the end of a half are cut
+
+Every decision that changed something is printed in words; the sizes are drawn (`--figure`). On few
+cores more workers do not make more of them: directions are measured here, not speed.
 """
 
 import argparse
@@ -13,6 +18,8 @@ import asyncio
 import json
 import random
 import tempfile
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +29,7 @@ from rich.console import Console
 from bench.load import StreamLog, random_prompt, stream
 from bench.machine import CpuMeter
 from bench.report import Row, print_report
+from bench.scaling_figure import draw
 from bench.simulate.report import sparkline
 from core.config import ClusterConfig, load_config
 from core.errors import TwophaseError
@@ -38,12 +46,15 @@ SETTINGS = (
     "router.port=0",
     "router.http_port=null",
     "router.max_queue_s=300",
-    *("prefill.kv_cache=200MiB", "decode.kv_cache=200MiB", "decode.max_num_sequences=4"),
+    *("prefill.kv_cache=200MiB", "decode.kv_cache=300MiB", "decode.max_num_sequences=4"),
     "scaling.prefill={max_replicas: 2, target_wait_s: 0.5}",
-    "scaling.decode={max_replicas: 2, target_wait_s: 0.5, target_step_s: 5.0}",
+    "scaling.decode={max_replicas: 2, target_wait_s: 0.5, target_step_s: 60.0}",
     *("scaling.budget=3", "scaling.interval_s=2", "scaling.grow_after_s=6"),
-    *("scaling.shrink_after_s=600", "scaling.cooldown_s=10"),
+    *("scaling.shrink_after_s=600", "scaling.cooldown_s=30"),
 )
+THROTTLE = ("chaos.enabled=true", "chaos.link_bytes_per_s=150000")
+
+Record = dict[str, Any]  # Any: as Record.to_json writes it
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,89 +75,167 @@ HALVES = (
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What came of the load: streams that ended well, and what the others ended with."""
+    """What came of the load: streams that ended well, that were cut, and why others failed.
+
+    turned_s is when its second half began, as the records tell times.
+    """
 
     num_good: int
+    num_cut: int
     errors: tuple[str, ...]
+    turned_s: float
 
 
-async def send(address: str, vocab_size: int, seconds: float) -> list[Seen]:
-    """Both halves, one after the other, `seconds` each; all streams are waited for."""
-    draw, seen = random.Random(1), []
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One round: what came of the load, every decision, and cores that other processes used."""
+
+    seen: Seen
+    records: tuple[Record, ...]
+    other_cores: float
+
+    @property
+    def sizes(self) -> dict[str, list[int]]:
+        """Workers of each pool after each decision."""
+        pools = [pool for record in self.records for pool in record["pools"]]
+        roles = ("prefill", "decode")
+        return {role: [pool["after"] for pool in pools if pool["role"] == role] for role in roles}
+
+    @property
+    def served(self) -> dict[str, list[int]]:
+        """Workers of each pool that served at each decision."""
+        pools = [pool for record in self.records for pool in record["pools"]]
+        roles = ("prefill", "decode")
+        return {r: [p["view"]["num_serving"] for p in pools if p["role"] == r] for r in roles}
+
+    @property
+    def num_role_changes(self) -> int:
+        """Workers that left one pool to start again in the other."""
+        actions = [action for record in self.records for action in record["actions"]]
+        changes = [action["ChangeRole"] for action in actions if "ChangeRole" in action]
+        return sum(len(change["names"]) for change in changes)
+
+
+async def send(address: str, vocab_size: int, seconds: float, *, is_cut: bool) -> Seen:
+    """Both halves, `seconds` each; the streams of each are waited for, or cut, at its end."""
+    draw_token, turned_s = random.Random(1), 0.0
+    ended: list[BaseException | None] = []
     async with AsyncClient(address) as client:
         for half in HALVES:
-            streams = []
+            turned_s, streams = time.monotonic(), []
             for _ in range(round(seconds * half.requests_per_s)):
-                prompt = random_prompt(draw, half.num_prompt_tokens, vocab_size)
                 one = stream(
                     client,
-                    prompt,
+                    random_prompt(draw_token, half.num_prompt_tokens, vocab_size),
                     StreamLog(),
                     max_tokens=half.num_output_tokens,
                     timeout_s=REQUEST_TIMEOUT_S,
                 )
                 streams.append(asyncio.ensure_future(one))
                 await asyncio.sleep(1 / half.requests_per_s)
-            ended = await asyncio.gather(*streams, return_exceptions=True)
-            errors = tuple(str(e) for e in ended if isinstance(e, TwophaseError))
-            bugs = [e for e in ended if isinstance(e, BaseException)]
-            if len(bugs) > len(errors):
-                raise next(e for e in bugs if not isinstance(e, TwophaseError))
-            seen.append(Seen(len(ended) - len(errors), errors))
-    return seen
+            for running in streams:
+                if is_cut:
+                    running.cancel()
+            ended += await asyncio.gather(*streams, return_exceptions=True)
+    return _seen(ended, turned_s)
 
 
-def sizes_of(records: list[dict[str, Any]]) -> dict[str, list[int]]:  # Any: as Record.to_json
-    """Workers of each pool after each decision."""
-    sizes: dict[str, list[int]] = {"prefill": [], "decode": []}
-    for record in records:
-        for pool in record["pools"]:
-            sizes[pool["role"]].append(pool["after"])
-    return sizes
+def _seen(ended: Sequence[BaseException | None], turned_s: float) -> Seen:
+    errors = [str(error) for error in ended if isinstance(error, TwophaseError)]
+    num_cut = sum(isinstance(error, asyncio.CancelledError) for error in ended)
+    num_good = ended.count(None)
+    if num_good + num_cut + len(errors) < len(ended):
+        kinds = (TwophaseError, asyncio.CancelledError, type(None))
+        raise next(e for e in ended if e is not None and not isinstance(e, kinds))
+    return Seen(num_good, num_cut, tuple(errors), turned_s)
 
 
-def measure(config: ClusterConfig, log: Path, seconds: float) -> tuple[list[Seen], float]:
-    """Run the cluster and the load; what came of it, and cores that other processes used."""
+def play(config: ClusterConfig, seconds: float, *, is_cut: bool) -> Round:
+    """Run a cluster under the load."""
+    assert config.scaling is not None and config.scaling.log is not None
+    log = config.scaling.log
     with local_cluster(config, tell=lambda line: None, replace_lost=True) as cluster:
         wait_until_ready(cluster.address, config.security, READY_TIMEOUT_S)
 
-        async def run() -> list[Seen]:
+        async def run() -> Seen:
             async with AsyncClient(cluster.address) as client:
                 vocab_size = (await client.model()).vocab_size
             log.write_text("")  # what was decided while the first token went through is no load
-            return await send(cluster.address, vocab_size, seconds)
+            return await send(cluster.address, vocab_size, seconds, is_cut=is_cut)
 
         meter = CpuMeter()
-        return asyncio.run(run()), meter.read().other_cores
+        seen, other_cores = asyncio.run(run()), meter.read().other_cores
+        records = tuple(json.loads(line) for line in log.read_text().splitlines())
+    return Round(seen, records, other_cores)
+
+
+def facts_of(free: Round, throttled: Round) -> dict[str, bool]:
+    """What the bench is to show, and whether it did."""
+    sizes, actual = free.sizes, free.served
+    grown = {
+        role: next((n for n, size in enumerate(sizes[role]) if size > 1), None) for role in sizes
+    }
+    first, second = grown["prefill"], grown["decode"]
+    is_in_order = first is not None and second is not None and first < second
+    has_changed = free.num_role_changes > 0 and actual["decode"][-1] > 1
+    return {
+        "prefill grew": first is not None,
+        "decode grew after it": is_in_order,
+        "by a worker that changed its role": has_changed,
+        "no stream failed": not free.seen.errors,
+        "with a throttled link neither grew": all(max(s) == 1 for s in throttled.sizes.values()),
+    }
+
+
+def rows_of(name: str, played: Round) -> list[Row]:
+    """The numbers of one round."""
+    seen, sizes = played.seen, played.sizes
+    return [
+        Row(f"{name}: most prefill workers", max(sizes["prefill"]), "workers"),
+        Row(f"{name}: most decode workers", max(sizes["decode"]), "workers"),
+        Row(f"{name}: prefill workers at the end", played.served["prefill"][-1], "workers"),
+        Row(f"{name}: decode workers at the end", played.served["decode"][-1], "workers"),
+        Row(f"{name}: workers that changed their role", played.num_role_changes, "workers"),
+        Row(f"{name}: streams that ended well", seen.num_good, "streams"),
+        Row(f"{name}: streams that failed", len(seen.errors), "streams"),
+        Row(f"{name}: streams that were cut at the end", seen.num_cut, "streams"),
+    ]
+
+
+def tell(out: Console, name: str, played: Round) -> None:
+    """Sizes over time, and every change in words."""
+    out.print(f"[{name}]")
+    for pool, numbers in played.sizes.items():
+        out.print(f"{pool:8}{sparkline(numbers)} {min(numbers)} to {max(numbers)} workers")
+    for record in (*(r for r in played.records if r["actions"]), played.records[-1]):
+        seconds = record["now_s"] - played.records[0]["now_s"]
+        out.print(f"{seconds:6.0f} s  {record['sentence']}")
+    for error in sorted(set(played.seen.errors)):
+        out.print(f"failed: {error}")
 
 
 def main() -> None:
-    """Measure and print: sizes over time, every change in words, and the rows."""
+    """Measure and print: sizes over time, every change in words, what was shown, and the rows."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=90.0, help="Of each half.")
-    seconds = parser.parse_args().seconds
+    parser.add_argument("--seconds", type=float, default=60.0, help="Of each half.")
+    parser.add_argument("--figure", type=Path, help="PNG to write.")
+    arguments = parser.parse_args()
     out = Console(soft_wrap=True, highlight=False, markup=False)
+    rounds: dict[str, Round] = {}
     with tempfile.TemporaryDirectory(prefix="twophase-") as directory:
-        log = Path(directory) / "decisions.jsonl"
-        words = [f"model={fetch_model(DEFAULT_MODEL)}", *SETTINGS, f"scaling.log={log}"]
-        seen, other_cores = measure(load_config(None, words), log, seconds)
-        records = [json.loads(line) for line in log.read_text().splitlines()]
-    sizes = sizes_of(records)
-    for name, numbers in sizes.items():
-        out.print(f"{name:8}{sparkline(numbers)} {min(numbers)} to {max(numbers)} workers")
-    for record in records:
-        if record["actions"]:
-            out.print(f"{record['now_s'] - records[0]['now_s']:6.0f} s  {record['sentence']}")
-    rows = [
-        Row("most prefill workers", max(sizes["prefill"]), "workers"),
-        Row("prefill workers at the end", sizes["prefill"][-1], "workers"),
-        Row("decode workers at the end", sizes["decode"][-1], "workers"),
-        *(
-            Row(f"{half.name}: streams that failed", len(each.errors), "streams")
-            for half, each in zip(HALVES, seen, strict=True)
-        ),
-    ]
-    print_report("Pools under a load that turns", rows, {"other_cores": other_cores})
+        words = (f"model={fetch_model(DEFAULT_MODEL)}", *SETTINGS)
+        for name, more in (("links as they are", ()), ("throttled links", THROTTLE)):
+            log = Path(directory) / f"{len(rounds)}.jsonl"
+            config = load_config(None, [*words, *more, f"scaling.log={log}"])
+            rounds[name] = play(config, arguments.seconds, is_cut=bool(more))
+            tell(out, name, rounds[name])
+    if arguments.figure is not None:
+        draw({n: (r.records, r.seen.turned_s) for n, r in rounds.items()}, arguments.figure)
+    for fact, is_shown in facts_of(*rounds.values()).items():
+        out.print(f"{'shown' if is_shown else 'NOT SHOWN'}: {fact}")
+    rows = [row for name, played in rounds.items() for row in rows_of(name, played)]
+    cores = {name: played.other_cores for name, played in rounds.items()}
+    print_report("Pools under a load that turns", rows, {"other_cores": cores})
 
 
 if __name__ == "__main__":

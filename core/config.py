@@ -78,7 +78,8 @@ class PoolConfig(_Section):
     tensor_parallel: int = Field(default=1, ge=1, le=64)
     """Ranks of one worker: processes among which each layer's heads are divided."""
     num_threads: int = Field(default=1, ge=1, le=256)
-    """Compute threads of one rank."""
+    """Compute threads of one rank, whatever OMP_NUM_THREADS says; its actor asks Ray for as many
+    CPUs."""
     cores: tuple[int, ...] | None = None
     """CPU cores for the compute threads; each rank in turn takes num_threads of them, replica by
     replica. Default: wherever the system puts them."""
@@ -194,6 +195,9 @@ class RouterConfig(_Section):
     """A worker that says nothing for this long is lost; a broken connection is noticed at once."""
     wedged_after_s: Seconds = 60.0
     """A worker that answers, but does no step for this long while work waits, is lost, too."""
+    warm_s: float = Field(default=10.0, ge=0, le=3600)
+    """Longest that a worker which connected waits for the test of its links while others can
+    serve; a link that is not there by then is made when it is needed. 0: it serves at once."""
     on_failure: OnFailure = OnFailure.RESUME
     """resume: a request that a worker failed goes on elsewhere, from its last token; without a
     prefill worker, decode workers read prompts. fail: it ends with the worker's error."""
@@ -215,6 +219,8 @@ class RouterConfig(_Section):
     an address that clients know needs one."""
     drain_s: Seconds = 30.0
     """Longest wait for running requests when the router, or a worker, is stopping."""
+    record: Path | None = None
+    """File to which times and lengths of requests are appended, for `twophase what-if`."""
 
 
 class ClusterConfig(_Section):

@@ -8,7 +8,7 @@ import math
 from pathlib import Path
 from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ByteSize, ConfigDict, Field, model_validator
 
 from core.errors import ConfigError
 
@@ -91,6 +91,8 @@ class ScalingConfig(_Section):
     """Decide and say so, but change nothing."""
     log: Path | None = None
     """File to which each decision is appended as a line of JSON, for `twophase scaling`."""
+    log_size: ByteSize = Field(default=ByteSize(16 << 20), ge=4096)
+    """At this size `log` becomes LOG.1, in place of an older one, and another begins."""
 
     @model_validator(mode="after")
     def _is_safe(self) -> Self:

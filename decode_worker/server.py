@@ -6,6 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
+from core import telemetry
 from core.clock import MonotonicClock
 from core.model_path import find_model
 from core.worker import Role, WorkerInfo
@@ -119,6 +120,7 @@ async def _serve(
     limits = Limits(runner.max_context_tokens, config.pool.max_waiting_requests)
     pool = BlockPool(runner.num_blocks, runner.layout.block_size)
     worker = DecodeWorker(info, pool, scheduler, limits)
+    worker.counts.tally.total(telemetry.MODEL_LOAD).value = runner.load_s
     links = LinkServer(
         info,
         worker,

@@ -21,6 +21,7 @@ from core.request import RequestId
 from core.worker import CancelRequest, DecodeUpdate, Reserve, Role, WorkerInfo, WorkerStatus
 from decode_worker.link import LinkServer
 from decode_worker.worker import DecodeWorker
+from engine.failed_steps import FailedSteps
 from engine.runner import Runner
 from twophase import link_wire, status_wire, worker_wire
 from twophase.server import Context, readable, run_stream
@@ -57,8 +58,8 @@ class DecodeService(pb_grpc.WorkerServicer, pb_grpc.DecodeWorkerServicer):
         links.changed = self.changed
 
     async def run_device(self) -> None:
-        """Run steps while there is work; never returns."""
-        loop = asyncio.get_running_loop()
+        """Run steps while there is work; never returns, raises DeviceLost when all of them fail."""
+        loop, failed = asyncio.get_running_loop(), FailedSteps()
         while True:
             steps = self._worker.next_steps(self._clock.now_s())
             if not steps:
@@ -73,7 +74,9 @@ class DecodeService(pb_grpc.WorkerServicer, pb_grpc.DecodeWorkerServicer):
                 self._log.exception("a step failed")
                 failure = TwophaseError(f"the decode step failed: {error}")
                 self._worker.step_failed(failure, self._clock.now_s())
+                failed.failed(error, self._clock.now_s())
             else:
+                failed.succeeded()
                 self._worker.apply(result, self._clock.now_s())
             self.changed()
 
@@ -189,12 +192,12 @@ class DecodeService(pb_grpc.WorkerServicer, pb_grpc.DecodeWorkerServicer):
         await self._is_ending.wait()
 
     async def GetInfo(self, request: pb.GetInfoRequest, context: Context) -> pb.WorkerInfo:
-        return worker_wire.info_to_wire(self._info)
+        return worker_wire.info_to_wire(self._info, self._clock.now_s())
 
     async def GetWorkerStatus(
         self, request: pb.GetWorkerStatusRequest, context: Context
     ) -> pb.WorkerStatus:
-        return status_wire.status_to_wire(self.status())
+        return status_wire.status_to_wire(self.status(), self._clock.now_s())
 
     async def ListBlocks(
         self, request: pb.ListBlocksRequest, context: Context
@@ -231,6 +234,7 @@ class DecodeService(pb_grpc.WorkerServicer, pb_grpc.DecodeWorkerServicer):
             num_runnable_requests=self._worker.num_runnable,
             is_draining=self._worker.is_draining,
             signals=self._worker.meter.signals(now_s, oldest_wait_s=max(waits_s, default=0.0)),
+            samples=tuple(self._worker.counts.tally.samples(self._info.name)),
         )
 
 

@@ -35,12 +35,13 @@ from core.worker import (
     UpdateBuilder,
     WorkerInfo,
 )
+from decode_worker.counts import StepCounts
 from decode_worker.handoff import Closed, Failed, Handoffs, Outcome, Proven
 from decode_worker.limits import Limits
 from decode_worker.meter import DecodeMeter
-from decode_worker.pace import StepLog
 from decode_worker.scheduler import Prompt, Scheduler
 from decode_worker.sequence import Sequence, step_facts
+from decode_worker.step_log import StepLog
 from engine.batch import SequenceStep, StepResult
 from engine.block_pool import BlockPool
 
@@ -62,6 +63,7 @@ class DecodeWorker:
         self.pool = pool
         self.handoffs = Handoffs(info.layout)
         self.meter = DecodeMeter()
+        self.counts = StepCounts(info.layout.token_bytes)
         self.address = ""
         self.num_steps = 0
         self.is_draining = False
@@ -192,7 +194,8 @@ class DecodeWorker:
         self.num_steps += 1
         self.meter.step(result.compute_s, now_s)
         in_step, self._in_step = self._in_step, []
-        self._steps.add(step_facts(in_step, now_s, result.compute_s))
+        self._steps.add(facts := step_facts(in_step, now_s, result.compute_s))
+        self.counts.step(facts)
         shares = zip(in_step, result.token_ids, strict=True)
         for i, ((sequence, num_tokens), token_id) in enumerate(shares):
             if sequence.is_ended:
@@ -200,7 +203,7 @@ class DecodeWorker:
                 continue
             if (slot_wait_s := sequence.try_begin_decode(self._step_started_s)) is not None:
                 self.meter.waited(slot_wait_s, now_s)
-            sequence.computed(num_tokens, result.compute_s)
+            sequence.computed(num_tokens, self._steps.last)
             if i in result.prompt_logprobs:
                 told = sequence.scored(result.prompt_logprobs[i])
                 self._updates[sequence.session_id].prompt_logprobs.append(told)

@@ -4,10 +4,10 @@ Exit codes: 0 done, 2 refused (one line on standard error says why), 130 interru
 """
 
 import os
+import queue
 import signal
 import socket
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +21,7 @@ from rich.status import Status
 from rich.table import Table
 
 from core.completion import ChatMessage, Completion
-from core.config import ClusterConfig
+from core.config import ClusterConfig, RouterConfig
 from core.errors import TwophaseError
 from core.process import EXIT_REFUSED
 from deploy.commands.cluster_file import Config, Overrides, load
@@ -32,9 +32,10 @@ from deploy.commands.explain import diagnose, explain
 from deploy.commands.key import key_app
 from deploy.commands.phase_bar import phase_bar, phase_legend, summary
 from deploy.commands.scaling import scaling_app
-from deploy.commands.simulate import simulate
+from deploy.commands.simulate import simulate, what_if
 from deploy.commands.status import status
 from deploy.commands.up import down, up
+from deploy.live_config import LiveConfig
 from deploy.own_client import own_client, wait_until_ready
 from twophase.client import Client, Prompt, Sampling
 
@@ -52,6 +53,7 @@ app.add_typer(key_app, name="key")
 app.add_typer(config_app, name="config")
 app.add_typer(scaling_app, name="scaling")
 app.command()(simulate)
+app.command()(what_if)
 app.callback()(connection_options)
 app.command()(explain)
 app.command()(diagnose)
@@ -64,6 +66,7 @@ out = Console()
 err = Console(stderr=True)
 
 WithoutRay = Annotated[bool, typer.Option(help="Child processes instead of Ray actors.")]
+DryRun = Annotated[bool, typer.Option(help="Decide how pools should scale, and only say so.")]
 
 
 @app.command()
@@ -71,17 +74,30 @@ def serve(
     config: Config = None,
     overrides: Overrides = None,
     without_ray: WithoutRay = False,
+    dry_run: DryRun = False,
 ) -> None:
-    """Start a cluster and serve until Ctrl-C, which drains it; a second Ctrl-C stops at once."""
-    cluster = load(config, overrides)
-    stop = threading.Event()
-    with _running(cluster, without_ray=without_ray) as address:
+    """Start a cluster and serve until Ctrl-C, which drains it; a second Ctrl-C stops at once.
+
+    SIGHUP has it read its file again.
+    """
+
+    def read() -> ClusterConfig:
+        return load(config, overrides, dry_run=dry_run)
+
+    cluster = read()
+    live = LiveConfig(cluster)
+    signals: queue.SimpleQueue[int] = queue.SimpleQueue()
+    with _running(cluster, without_ray=without_ray, live=live) as address:
         http = _http(address, cluster)
         out.print(f"[green]ready[/]: gRPC at [bold]{address}[/]{http}, mode {cluster.mode}")
         out.print(f'try: twophase ask --address {address} "{DEMO_PROMPT}"', style="dim")
-        _on_signals(stop)
-        while not stop.wait(LOOK_S):
-            _require_router(address)
+        _on_signals(signals)
+        while (number := _next(signals)) in (None, signal.SIGHUP):
+            if number is None:
+                _require_router(address)
+                continue
+            reload = live.reload(read, lambda router: _reconfigure(address, cluster, router))
+            out.print(escape(reload.sentence), soft_wrap=True, highlight=False)
 
 
 @app.command()
@@ -170,11 +186,13 @@ def _fetch(name: str) -> Path:
 
 
 @contextmanager
-def _running(cluster: ClusterConfig, *, without_ray: bool) -> Iterator[str]:
+def _running(
+    cluster: ClusterConfig, *, without_ray: bool, live: LiveConfig | None = None
+) -> Iterator[str]:
     """Run the cluster while the context lasts; yields its address once a token went through."""
     directory = _fetch(cluster.model)
     cluster = cluster.model_copy(update={"model": _served_name(cluster.model, directory)})
-    with err.status("starting") as spinner, _start(cluster, spinner, without_ray) as address:
+    with err.status("starting") as spinner, _start(cluster, spinner, without_ray, live) as address:
         spinner.update("sending the first token through")
         wait_until_ready(address, cluster.security, READY_TIMEOUT_S)
         spinner.stop()
@@ -183,11 +201,13 @@ def _running(cluster: ClusterConfig, *, without_ray: bool) -> Iterator[str]:
 
 
 @contextmanager
-def _start(cluster: ClusterConfig, spinner: Status, without_ray: bool) -> Iterator[str]:
+def _start(
+    cluster: ClusterConfig, spinner: Status, without_ray: bool, live: LiveConfig | None
+) -> Iterator[str]:
     if without_ray:
         from deploy.local_cluster import local_cluster
 
-        with local_cluster(cluster, tell=spinner.update, replace_lost=True) as local:
+        with local_cluster(cluster, tell=spinner.update, replace_lost=True, live=live) as local:
             yield local.address
         return
     if "RAY_ADDRESS" not in os.environ:
@@ -196,22 +216,40 @@ def _start(cluster: ClusterConfig, spinner: Status, without_ray: bool) -> Iterat
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     from deploy.cluster import ray_cluster
 
-    with ray_cluster(cluster, tell=spinner.update, replace_lost=True) as address:
+    with ray_cluster(cluster, tell=spinner.update, replace_lost=True, live=live) as address:
         yield address
+
+
+def _reconfigure(address: str, cluster: ClusterConfig, router: RouterConfig) -> None:
+    with own_client(address, cluster.security) as client:
+        client.admin.reconfigure(router)
 
 
 def _served_name(name: str, directory: Path) -> str:
     return str(directory) if Path(name).is_dir() else name
 
 
-def _on_signals(stop: threading.Event) -> None:
-    def on_signal(number: int, frame: object) -> None:
-        if stop.is_set():
-            raise KeyboardInterrupt
-        stop.set()
+def _on_signals(signals: "queue.SimpleQueue[int]") -> None:
+    """Queue what comes from now on; a second call to stop interrupts whatever runs."""
+    stops: list[int] = []
 
-    for number in (signal.SIGINT, signal.SIGTERM):
+    def on_signal(number: int, frame: object) -> None:
+        if number != signal.SIGHUP:
+            if stops:
+                raise KeyboardInterrupt
+            stops.append(number)
+        signals.put(number)
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, on_signal)
+
+
+def _next(signals: "queue.SimpleQueue[int]") -> int | None:
+    """The next signal; None if none comes for a while."""
+    try:
+        return signals.get(timeout=LOOK_S)
+    except queue.Empty:
+        return None
 
 
 def _http(address: str, cluster: ClusterConfig) -> str:

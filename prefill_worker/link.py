@@ -13,7 +13,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from core import link as say
 from core.clock import Clock
@@ -27,7 +27,9 @@ from kv_transfer.meter import LinkMeter, piece_sizes
 from kv_transfer.outbound import OutboundTransfer
 from kv_transfer.plan import PieceSizes
 from kv_transfer.reshape import Reshape
+from prefill_worker.counts import LinkCounts
 from prefill_worker.meter import LinkLoad
+from prefill_worker.pushes import Pushes
 from prefill_worker.worker import Computed, LayersComputed
 from twophase.peer import Duplex, lost
 
@@ -40,6 +42,7 @@ class Handoff:
 
     def __init__(self, transfer: OutboundTransfer, link: "Link") -> None:
         self.transfer = transfer
+        self.pushes = Pushes(link.layout.block_size)
         self.ended = asyncio.Event()
         self._link = link
         self._tell_failure: Callable[[TwophaseError], None] | None = None
@@ -77,7 +80,8 @@ class Handoff:
         await self.ended.wait()
         if self.transfer.failure is not None:
             raise self.transfer.failure
-        return self.transfer.report()
+        report = self.transfer.report()
+        return replace(report, events=(*self.pushes.all(), *report.events))
 
     async def close(self) -> None:
         """End the handoff if it is not sealed; returns when the source blocks are free.
@@ -92,10 +96,11 @@ class Handoff:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How bytes go over a link: the backend's sender, and what pages our blocks are for it."""
+    """How bytes go over a link: the backend's sender, what pages our blocks are for it, a count."""
 
     sender: Sender
     reshape: Reshape
+    counts: LinkCounts
 
 
 class Link:
@@ -124,6 +129,7 @@ class Link:
         self._opened = opened
         self._reshape = way.reshape
         self._sender = way.sender
+        self._counts = way.counts
         self._stream = stream
         self._messages = messages
         self._meter = LinkMeter()
@@ -149,7 +155,7 @@ class Link:
         """What the link carries, for those who scale pools."""
         return LinkLoad(
             sum(handoff.transfer.num_in_flight_bytes for handoff in self._handoffs.values()),
-            self._meter.carried.per_s(now_s),
+            self._meter.carried_per_s(now_s),
             self._meter.speed.bytes_per_s,
         )
 
@@ -188,7 +194,9 @@ class Link:
             self._handoffs.pop((reservation.request_id, reservation.epoch), None)
             handoff.ended.set()
             if handoff.transfer.failure is None:
-                self.num_bytes += handoff.transfer.report().num_bytes
+                report = handoff.transfer.report()
+                self.num_bytes += report.num_bytes
+                self._counts.sealed(report)
         self._work.set()
 
     async def run(self) -> None:
@@ -235,7 +243,7 @@ class Link:
             self._meter.acknowledged(piece_id, self.clock.now_s())
         handoff = self._handoffs.get((message.request_id, message.epoch))
         if handoff is not None:
-            self._answer(handoff.transfer, message)
+            self._answer(handoff, message)
             self.changed(handoff)
             return
         self._work.set()
@@ -243,12 +251,14 @@ class Link:
         if isinstance(message, say.Abort):
             self.say((say.AbortAck(message.request_id, message.epoch),))
 
-    def _answer(self, transfer: OutboundTransfer, message: LinkDown) -> None:
+    def _answer(self, handoff: Handoff, message: LinkDown) -> None:
+        transfer = handoff.transfer
         match message:
             case say.Granted():
                 self.say(transfer.granted())
             case say.PieceAck():
                 transfer.acknowledged(message.index)
+                handoff.pushes.acknowledged(message.index, self.clock.now_s())
             case say.Sealed():
                 transfer.sealed(self.clock.now_s())
             case say.TransferRefused():
@@ -289,6 +299,7 @@ class Link:
         for message in messages:
             if isinstance(message, say.Piece):
                 self._meter.sent(message.piece_id, message.num_bytes, started_s)
+                handoff.pushes.sent(message, started_s)
         self.say(messages)
         self.changed(handoff)
 

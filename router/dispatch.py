@@ -63,6 +63,11 @@ class Dispatcher:
         self._watch.cancel()
         await self._prefills.__aexit__(None, None, None)
 
+    def obey(self, policy: DispatchPolicy) -> None:
+        """Place and recover by this policy from now on; an attempt keeps what it began with."""
+        self._policy = policy
+        self._placing.obey(policy)
+
     @property
     def num_prefill_calls(self) -> int:
         """Calls to prefill workers that have not ended."""
@@ -109,7 +114,9 @@ class Dispatcher:
                         failure = await self._attempt(answer, deliver, lease)
                         if failure is not None:
                             self._fleet.blame(lease.placement, failure)
-                            self._note(request, failure, is_probe=placement is not None)
+                            self._note(
+                                answer, failure, lease.placement, is_probe=placement is not None
+                            )
                             recovery.failed(failure, lease.placement)
         except TimeoutError as error:
             detail = f"request {request.request_id} was not done within its deadline"
@@ -123,7 +130,7 @@ class Dispatcher:
         try:
             decode = self._fleet.decode(placement.decode)
         except PeerLost as error:
-            answer.fail()
+            answer.fail(error, self._clock.now_s())
             return Failure(error, is_from_prefill=False)
         mailbox = Mailbox(self._clock)
         with decode.serving(request), decode.receiving(request.request_id, mailbox):
@@ -144,17 +151,20 @@ class Dispatcher:
                         if num_last is not None:
                             answer.stop(len(tokens) - num_last)
                     if failure is not None and not answer.is_complete:
-                        answer.fail()
+                        answer.fail(failure.error, self._clock.now_s())
                         return failure
         return None
 
-    def _note(self, request: Request, failure: Failure, *, is_probe: bool) -> None:
-        """Count a failed handoff, and have the next probe tell whether any can succeed."""
+    def _note(
+        self, answer: Answer, failure: Failure, placement: Placement, *, is_probe: bool
+    ) -> None:
+        """Count it, and after a failed handoff have the next probe tell whether any can succeed."""
         if is_probe:
             return  # its own failure must not call for the next probe at once
-        self._log.warning("request %s: an attempt failed: %s", request.request_id, failure.error)
+        request_id = answer.request.request_id
+        self._log.warning("request %s: an attempt failed: %s", request_id, failure.error)
+        self._counters.attempt_failed(placement, failure.error)
         if isinstance(failure.error, TransferFailed):
-            self._counters.handoff_failed()
             self._fleet.announce()
 
     @asynccontextmanager

@@ -47,6 +47,7 @@ from router.request import (
 from router.running import RunningRequest, RunningRequests
 from router.several import Deliver, Delivery, Make, make_answers
 from router.telemetry.measured import Measured
+from router.telemetry.recorder import Recorder
 from router.text.answer_text import AnswerText
 from router.text.detokenizer import Detokenizer
 from router.text.tokenizer import Tokenizer
@@ -58,13 +59,17 @@ PROMPT_LOGPROBS_PER_MESSAGE = 1024
 
 @dataclass(frozen=True, slots=True)
 class FrontDoor:
-    """What all services share: who is inside, who was, is the cluster ready, what was measured."""
+    """What all services share: who is inside, who was, is the cluster ready, what was measured.
+
+    recorder, where one is asked for, writes down who left.
+    """
 
     readiness: Readiness
     counters: KvCounters
     running: RunningRequests
     history: History
     measured: Measured = field(default_factory=Measured)
+    recorder: Recorder | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +113,7 @@ class Generation:
         self._running = door.running
         self._history = door.history
         self._measured = door.measured
+        self._recorder = door.recorder
         self._config = config
         self._clock = clock
         self._limits: Limits | None = None
@@ -135,26 +141,30 @@ class Generation:
                 make = self._making(incoming, request, running, prompt_read)
                 try:
                     completions = await make_answers(num_answers, make, deliver, prompt_read)
-                except asyncio.CancelledError:
-                    if (known := running.known(self._clock.now_s())) is not None:
-                        self._history.add(known)
+                except (asyncio.CancelledError, TwophaseError):
+                    self._remember_failed(running)
                     raise
                 finally:
                     self._measured.left(running.answers)
+                    if self._recorder is not None:
+                        self._recorder.left(received_s, running.answers)
         except BaseException as error:
             self._measured.failed(error)
             if isinstance(error, TwophaseError):
                 self._log.info("request %s: %s", incoming.request_id, error)
-                if error.completion is not None:
-                    self._history.add(error.completion)
             raise
         self._measured.finished(completions)
-        for index, completion in enumerate(completions):
+        for completion, answer in zip(completions, running.answers, strict=True):
             self._counters.finished(completion)
-            name = answer_id(incoming.request_id, index)
-            self._history.add(replace(completion, request_id=name))
+            name = answer_id(incoming.request_id, answer.index)
+            self._history.add(replace(completion, request_id=name), answer.record)
             self._log_completion(name, completion)
         return completions
+
+    def _remember_failed(self, running: RunningRequest) -> None:
+        answer, known = running.answer, running.known(self._clock.now_s())
+        if answer is not None and known is not None:
+            self._history.add(known, answer.record)
 
     def bytes_of(self, token_id: int) -> bytes:
         """What one token stands for, as `Tokenizer.bytes_of`."""
@@ -249,7 +259,7 @@ class Generation:
 
     async def _answer(self, answer: Answer, text: AnswerText, deliver: Deliver) -> Completion:
         request, index = answer.request, answer.index
-        meter = self._measured.meter(answer.received_s, self._clock)
+        meter = self._measured.meter(answer.record.received_s, self._clock)
 
         async def deliver_tokens(tokens: list[OutputToken]) -> int | None:
             told = answer.take_prompt_logprobs()

@@ -78,8 +78,12 @@ class Recovery:
 
     def prefill(self, loads: list[PrefillLoad]) -> list[PrefillLoad]:
         """Those that may be tried."""
+        if not self._avoided:
+            return loads
         return [load for load in loads if load.incarnation not in self._avoided]
 
     def decode(self, loads: list[DecodeLoad]) -> list[DecodeLoad]:
         """Those that may be tried."""
+        if not self._avoided:
+            return loads
         return [load for load in loads if load.incarnation not in self._avoided]

@@ -6,6 +6,7 @@ Stopping: not ready first, then no new requests, then running ones end within th
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -30,6 +31,7 @@ from router.readiness import Readiness
 from router.running import RunningRequests
 from router.service import InferenceService
 from router.telemetry.gauges import Gauges
+from router.telemetry.recorder import Recorder
 from router.text.tokenizer import Tokenizer
 from router.totals import KvCounters
 from twophase.credentials import internal_credentials
@@ -64,6 +66,7 @@ async def serve(
             clock,
             worker_timeout_s=config.router.worker_timeout_s,
             wedged_after_s=config.router.wedged_after_s,
+            warm_s=config.router.warm_s,
             credentials=internal_credentials(config.security),
         ) as fleet,
         Dispatcher(fleet, config.dispatch, counters, clock) as dispatcher,
@@ -92,11 +95,17 @@ async def serve(
             clock=clock,
         )
         running = RunningRequests(config.router.max_active_requests, clock)
-        door = FrontDoor(readiness, counters, running, History(config.router.history, clock))
+        door = FrontDoor(
+            readiness,
+            counters,
+            running,
+            History(config.router.history, clock),
+            recorder=Recorder(config.router.record) if config.router.record else None,
+        )
         generation = Generation(fleet, dispatcher, tokenizer, door, config=config, clock=clock)
         codec = Codec(tokenizer, generation.limits)
         inference = InferenceService(generation, codec, door.running, config=config, clock=clock)
-        gauges = Gauges(fleet, dispatcher, door, clock)
+        gauges = Gauges(fleet, dispatcher, door, clock, config.mode)
         http_app = HttpApp(
             generation, readiness, config.model, http_defaults, clock, gauges.exposition
         )
@@ -107,7 +116,7 @@ async def serve(
             grace_s=config.router.drain_s,
             tls=access.tls,
         )
-        with http.bound() as http_address:
+        with http.bound() as http_address, door.recorder or nullcontext():
             admin = AdminService(
                 fleet, dispatcher, door, config=config, http_address=http_address, clock=clock
             )

@@ -4,10 +4,13 @@ A disaggregated cluster that silently computes prompts twice shows here: tokens 
 found cached, or computed at the decode worker; handoffs that were sealed, or failed.
 """
 
+from collections import Counter
 from dataclasses import replace
 
 from core.completion import Completion
+from core.errors import TransferFailed, TwophaseError, word_of
 from core.worker import KvTotals
+from router.placing.placement import Placement
 
 
 class KvCounters:
@@ -15,6 +18,12 @@ class KvCounters:
 
     def __init__(self) -> None:
         self._totals = KvTotals()
+        self._failures: Counter[tuple[str, str, str]] = Counter()
+
+    @property
+    def failures(self) -> dict[tuple[str, str, str], int]:
+        """Failed attempts by prefill worker (empty without one), decode worker and reason."""
+        return dict(self._failures)
 
     @property
     def totals(self) -> KvTotals:
@@ -36,7 +45,10 @@ class KvCounters:
             num_failed_handoffs=totals.num_failed_handoffs,
         )
 
-    def handoff_failed(self) -> None:
-        """Count a request that ended because its KV cache did not arrive."""
-        failed = self._totals.num_failed_handoffs + 1
+    def attempt_failed(self, placement: Placement, error: TwophaseError) -> None:
+        """Count an attempt that a worker failed, and in it a KV cache that did not arrive."""
+        is_handoff = isinstance(error, TransferFailed)
+        reason = str(error.reason) if isinstance(error, TransferFailed) else word_of(error)
+        self._failures[placement.prefill or "", placement.decode, reason] += 1
+        failed = self._totals.num_failed_handoffs + is_handoff
         self._totals = replace(self._totals, num_failed_handoffs=failed)

@@ -1,19 +1,24 @@
 """One run: a configuration, a machine, a trace, and who decides how many workers there are."""
 
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from bench.simulate.agenda import Agenda
+from bench.simulate.crowd import Crowd
 from bench.simulate.door import Door
+from bench.simulate.fault import Faults
 from bench.simulate.fleet import Fleet, Model
 from bench.simulate.machine import Machine
-from bench.simulate.trace import Arrival, TraceBlocks
+from bench.simulate.site import Site
+from bench.simulate.trace import Arrival
 from bench.simulate.trip import Trip
 from bench.simulate.worker import DecodeModel, PrefillModel
 from core.config import ClusterConfig, PoolConfig
-from core.errors import ConfigError
+from core.errors import ConfigError, PeerLost
 from core.layout import KVLayout
-from core.request import Priority, RequestId, WorkerName
+from core.request import RequestId, WorkerName
 from core.worker import Role, WorkerInfo
 from decode_worker import scheduler as decoding
 from deploy.autoscaler.autoscaler import tick
@@ -23,8 +28,8 @@ from deploy.autoscaler.history import State
 from deploy.autoscaler.record import Action, Record
 from prefill_worker import scheduler as reading
 from router.config import FrontDoorConfig
-from router.placing.fairness import Ticket
-from router.placing.placement import Need, Placement
+from router.placing.placement import Placement
+from router.recovery import Failure, Recovery
 
 # SmolLM2-135M, which the machine's figures are of.
 NUM_LAYERS, NUM_KV_HEADS, HEAD_DIM = 30, 3, 64
@@ -55,43 +60,57 @@ class Autoscaled:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What a run gave: every request, and the pools' sizes at each interval, (time, sizes)."""
+    """What a run gave.
+
+    trips: the last attempt at every request; sizes: of both pools, at each interval; losses:
+    workers that were lost, and when.
+    """
 
     trips: list[Trip]
     sizes: list[tuple[float, Pair]]
     worker_s: float
     ended_s: float
+    losses: tuple[tuple[float, WorkerName], ...] = ()
 
 
 class Simulation:
     """The cluster; `run` plays a trace to its end, once."""
 
-    def __init__(self, config: ClusterConfig, machine: Machine, *, decide: Decide | None) -> None:
+    def __init__(
+        self,
+        config: ClusterConfig,
+        machine: Machine,
+        *,
+        decide: Decide | None,
+        faults: Faults = Faults(),
+    ) -> None:
         pool = config.prefill_pool
         if pool is None:
             raise ConfigError("mode", f"{config.mode} is not simulated; disaggregated is")
         self._config = config
-        self._machine = machine
         self._decide = decide
         self._layout = KVLayout(
             "simulated", config.engine_of(config.decode).dtype, BLOCK_TOKENS,
             NUM_LAYERS, NUM_KV_HEADS, HEAD_DIM,
         )  # fmt: skip
         self._agenda = Agenda()
-        self._trips: list[Trip] = []
+        self._site = Site(self._agenda, machine, Crowd(machine), faults)
+        self._trips: dict[int, Trip] = {}
+        self._inside: dict[RequestId, int] = {}
+        self._losses: list[tuple[float, WorkerName]] = []
+        self._draw = random.Random(faults.seed)
         self._num_open = 0
         self._sizes: list[tuple[float, Pair]] = []
+        self._policy = FrontDoorConfig.from_cluster(config).dispatch
         self._door = Door(
-            FrontDoorConfig.from_cluster(config).dispatch,
+            self._policy,
             self._agenda,
             deadline_s=config.router.default_deadline_s,
             placed=self._placed,
             given_up=self._given_up,
         )
-        self._fleet = Fleet(self._agenda, self._make, start_s=START_S, changed=self._changed)
-        for role, number in ((Role.PREFILL, pool.replicas), (Role.DECODE, config.decode.replicas)):
-            for _ in range(number):
-                self._fleet.add(role, start_s=0)
+        self._fleet = Fleet(self._site, self._make, start_s=START_S, changed=self._changed)
+        self._fleet.begin(Pair(pool.replicas, config.decode.replicas))
 
     def run(self, arrivals: Sequence[Arrival]) -> Run:
         """Play the trace; ends when the last request has ended."""
@@ -100,16 +119,26 @@ class Simulation:
 
         def next_arrival() -> None:
             if (arrival := next(coming, None)) is not None:
-                self._agenda.at(arrival.at_s, lambda: enter(arrival))
+                at_s = arrival.at_s + self._site.machine.request_s
+                self._agenda.at(at_s, lambda: enter(arrival))
 
         def enter(arrival: Arrival) -> None:
             next_arrival()
-            self._door.enter(self._trip(arrival))
+            number = len(self._trips)
+            recovery = Recovery(self._policy.on_failure, self._policy.max_attempts)
+            alone_s = self._site.machine.prefill_s(arrival.num_prompt_tokens, 0)
+            trip = Trip.of(number, arrival, recovery, self._agenda.now_s, alone_s)
+            self._trips[number] = trip
+            self._door.enter(trip)
 
         next_arrival()
         self._look()
+        for at_s, role in self._site.faults.losses:
+            self._agenda.at(at_s, partial(self._lose_one, (role,)))
+        self._lose_next()
         self._agenda.run(lambda: self._num_open == 0)
-        return Run(self._trips, self._sizes, self._fleet.worker_s, self._agenda.now_s)
+        trips, losses = [*self._trips.values()], tuple(self._losses)
+        return Run(trips, self._sizes, self._fleet.worker_s, self._agenda.now_s, losses)
 
     def _look(self) -> None:
         """Note the sizes, and decide; again after each interval."""
@@ -123,27 +152,53 @@ class Simulation:
         scaling = self._config.scaling
         self._agenda.at(now_s + (scaling.interval_s if scaling else 5.0), self._look)
 
-    def _trip(self, arrival: Arrival) -> Trip:
-        num_tokens = arrival.num_prompt_tokens + arrival.num_output_tokens
-        ticket = Ticket(
-            client="trace",
-            priority=Priority.NORMAL,
-            is_begun=False,
-            num_prompt_tokens=arrival.num_prompt_tokens,
-            num_tokens=num_tokens,
-            arrived_s=self._agenda.now_s,
-        )
-        trip = Trip(
-            RequestId(str(len(self._trips))),
-            arrival,
-            Need(arrival.num_prompt_tokens, num_tokens),
-            TraceBlocks(arrival),
-            ticket,
-            self._machine.prefill_s(arrival.num_prompt_tokens, 0),
-        )
-        trip.num_left_tokens = arrival.num_output_tokens - 1  # the first comes from prefill
-        self._trips.append(trip)
-        return trip
+    def _lose_next(self) -> None:
+        """Lose a worker at random after a random time, and go on so."""
+        num_workers = len(self._fleet.names)
+        per_s = self._site.faults.lost_per_hour * max(num_workers, 1) / 3600
+
+        def lose() -> None:
+            self._lose_one(tuple(Role))
+            self._lose_next()
+
+        if per_s:
+            self._agenda.at(self._agenda.now_s + self._draw.expovariate(per_s), lose)
+
+    def _lose_one(self, roles: tuple[Role, ...]) -> None:
+        names = [model.info.name for role in roles for model in self._fleet.serving(role)]
+        if not names:
+            return
+        name = self._draw.choice(names)
+        self._losses.append((self._agenda.now_s, name))
+        self._fleet.model(name).lose()
+        self._fleet.lose(name)
+        for number in list(self._inside.values()):
+            if self._trips[number].is_at(name):
+                self._fail(number, name)
+
+    def _fail(self, number: int, lost: WorkerName) -> None:
+        """A worker of a request is lost: another attempt takes its place, by the router's rules."""
+        trip = self._trips[number]
+        assert trip.lease is not None
+        placement = trip.lease.placement
+        trip.is_over = True
+        del self._inside[trip.request_id]
+        for name in (placement.prefill, placement.decode):
+            if name not in (None, lost) and (name == placement.decode or trip.sealed_s is None):
+                self._fleet.model(name).drop(trip)
+                self._fleet.sweep(name)
+        self._door.failed(trip)
+        failure = Failure(PeerLost(lost, "it was lost"), is_from_prefill=lost == placement.prefill)
+        try:
+            trip.recovery.failed(failure, placement)
+        except PeerLost as error:
+            return self._given_up(trip, str(error))
+        if trip.num_emitted_tokens == trip.arrival.num_output_tokens:
+            trip.ended_s = self._agenda.now_s
+            self._num_open -= 1
+            return
+        self._trips[number] = trip.again(self._agenda.now_s)
+        self._door.enter(self._trips[number])
 
     def _placed(self, trip: Trip, placement: Placement) -> None:
         assert trip.lease is not None and trip.lease.work is not None
@@ -152,6 +207,7 @@ class Simulation:
         reader, decode = self._fleet.model(placement.prefill), self._fleet.model(placement.decode)
         assert isinstance(reader, PrefillModel)
         assert isinstance(decode, DecodeModel)
+        self._inside[trip.request_id] = int(trip.request_id.rstrip("+"))
         decode.reserve(trip.need.num_tokens)
         reader.add(trip)
 
@@ -170,6 +226,7 @@ class Simulation:
     def _done(self, trip: Trip) -> None:
         assert trip.lease is not None
         self._num_open -= 1
+        del self._inside[trip.request_id]
         self._door.done(trip)
         self._fleet.sweep(trip.lease.placement.decode)
 
@@ -178,17 +235,17 @@ class Simulation:
         self._num_open -= 1
 
     def _make(self, role: Role, name: WorkerName) -> Model:
-        info, machine, agenda = self._info(role, name), self._machine, self._agenda
+        info = self._info(role, name)
         if role is Role.PREFILL:
             reader = reading.Scheduler(self._pool(role).max_batch_tokens)
-            return PrefillModel(info, machine, reader, agenda, (self._door.read, self._sealed))
+            return PrefillModel(info, self._site, reader, (self._door.read, self._sealed))
         pool = self._config.decode
         scheduler = decoding.Scheduler(
             self._config.mode,
             max_batch_tokens=pool.max_batch_tokens,
             max_num_sequences=pool.max_num_sequences,
         )
-        return DecodeModel(info, machine, scheduler, agenda, self._done)
+        return DecodeModel(info, self._site, scheduler, self._done)
 
     def _changed(self) -> None:
         infos = {role: [model.info for model in self._fleet.serving(role)] for role in Role}

@@ -15,7 +15,7 @@ from core.timeline import DecodeReport, PrefillReport, TransferReport
 from core.worker import DecodeDone, FirstToken, NewToken, WorkerInfo
 from router.placing.admission import refuse_if_late
 from router.placing.fairness import FairQueue, Ticket
-from router.placing.knowledge import Knowledge, Loads
+from router.placing.knowledge import Asked, Knowledge, Loads
 from router.placing.placement import DecodeLoad, Placement, PrefillLoad, Reason, Rules, place
 from router.policy import DispatchPolicy
 
@@ -69,10 +69,12 @@ class Door:
         self._pump()
 
     def enter(self, trip: Trip) -> None:
-        """A request comes: it is refused, waits, or is placed at once."""
+        """A request comes: it is refused, waits, or is placed at once. One that is begun waits."""
         knowledge, now_s = self._knowledge, self._agenda.now_s
-        knowledge.demand.arrived(now_s)
-        if knowledge.rates.is_steady:
+        is_new = not trip.ticket.is_begun
+        if is_new:
+            knowledge.demand.arrived(now_s)
+        if is_new and knowledge.rates.is_steady:
             loads = Loads(self._prefill, self._decode)
             ahead = self._line.ahead_of(trip.ticket.client, trip.ticket.priority)
             try:
@@ -80,7 +82,7 @@ class Door:
                 refuse_if_late(backlog, deadline_s=now_s + self._deadline_s, now_s=now_s)
             except Overloaded as error:
                 return self._given_up(trip, str(error))
-        if len(self._line) >= self._policy.max_queued_requests:
+        if is_new and len(self._line) >= self._policy.max_queued_requests:
             return self._given_up(trip, "the line is full")
         self._line.push(trip.ticket)
         self._waiting[trip.ticket] = trip
@@ -103,6 +105,11 @@ class Door:
         num_bytes = trip.lease.work.num_bytes
         report = TransferReport("model", num_bytes, 1, push_s, now_s - read_s)
         self._knowledge.hear(trip.lease, report, now_s)
+
+    def failed(self, trip: Trip) -> None:
+        """A worker failed this attempt; another one may follow."""
+        assert trip.lease is not None
+        self._knowledge.end(trip.lease, NO_ANSWER, ())
 
     def done(self, trip: Trip) -> None:
         """Its answer is complete."""
@@ -127,10 +134,10 @@ class Door:
 
     def _try(self, trip: Trip) -> bool:
         knowledge = self._knowledge
-        loads = knowledge.of(Loads(self._prefill, self._decode), trip.prompt, "")
-        exposed_s = knowledge.rates.exposed_transfer_s()
-        outcome = place(
-            self._rules, trip.need, loads.prefill, loads.decode, exposed_transfer_s=exposed_s
+        outcome, loads = knowledge.place(
+            lambda loads: place(self._rules, trip.need, loads.prefill, loads.decode),
+            Loads(trip.recovery.prefill(self._prefill), trip.recovery.decode(self._decode)),
+            Asked(trip.prompt),
         )
         if isinstance(outcome, Placement):
             trip.lease = knowledge.begin(outcome, trip.need, trip.prompt, loads, "")

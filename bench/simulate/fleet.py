@@ -6,11 +6,12 @@ STARTING --start_s--> SERVING --drain--> DRAINING --empty--> gone, or STARTING i
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from bench.simulate.agenda import Agenda
+from bench.simulate.site import Site
 from bench.simulate.worker import DecodeModel, PrefillModel
 from core.request import WorkerName
 from core.worker import Role
 from deploy.autoscaler.facts import Life, WorkerFacts
+from deploy.autoscaler.fit import Pair
 from deploy.autoscaler.record import Action, ChangeRole, Drain, GiveUp, Start
 
 Model = PrefillModel | DecodeModel
@@ -31,13 +32,13 @@ class Fleet:
 
     def __init__(
         self,
-        agenda: Agenda,
+        site: Site,
         make: Callable[[Role, WorkerName], Model],
         *,
         start_s: float,
         changed: Callable[[], None],
     ) -> None:
-        self._agenda = agenda
+        self._site = site
         self._make = make
         self._start_s = start_s
         self._changed = changed
@@ -48,7 +49,7 @@ class Fleet:
     @property
     def worker_s(self) -> float:
         """Seconds of all workers so far, those that start or drain included."""
-        living = sum(self._agenda.now_s - member.born_s for member in self._members.values())
+        living = sum(self._site.now_s - member.born_s for member in self._members.values())
         return self._worker_s + living
 
     def count(self, role: Role) -> int:
@@ -79,24 +80,31 @@ class Fleet:
 
     def facts(self) -> tuple[WorkerFacts, ...]:
         """What the autoscaler is told of each."""
-        now_s = self._agenda.now_s
+        now_s = self._site.now_s
         return tuple(
             m.facts if m.model is None else replace(m.facts, heard_s=now_s, load=m.model.load())
             for m in self._members.values()
         )
 
-    def add(self, role: Role, *, start_s: float | None = None) -> None:
-        """Start a worker; it serves after `start_s` seconds, by default those of every start."""
-        now_s = self._agenda.now_s
+    def begin(self, numbers: Pair) -> None:
+        """So many workers of each pool serve at once; called once, before all else."""
+        for role, number in ((Role.PREFILL, numbers.prefill), (Role.DECODE, numbers.decode)):
+            for _ in range(number):
+                self._open(self._new(role))
+        self._changed()
+
+    def add(self, role: Role) -> None:
+        """Start a worker; where faults have it, it never comes up."""
+        name, now_s = self._new(role), self._site.now_s
+        if self._site.faults.may_start(role, now_s):
+            self._site.agenda.at(now_s + self._start_s, lambda: self._serve(name))
+
+    def _new(self, role: Role) -> WorkerName:
         name = WorkerName(f"{role.value}-{self._num_made[role]}")
         self._num_made[role] += 1
-        facts = WorkerFacts(name, role, Life.STARTING, now_s)
-        self._members[name] = _Member(facts, now_s)
-        seconds = self._start_s if start_s is None else start_s
-        if seconds == 0:
-            self._serve(name)
-        else:
-            self._agenda.at(now_s + seconds, lambda: self._serve(name))
+        now_s = self._site.now_s
+        self._members[name] = _Member(WorkerFacts(name, role, Life.STARTING, now_s), now_s)
+        return name
 
     def do(self, actions: tuple[Action, ...]) -> None:
         """Carry out what was decided."""
@@ -115,6 +123,17 @@ class Fleet:
         if actions:
             self._changed()
 
+    def lose(self, name: WorkerName) -> Model | None:
+        """A worker is gone, and another is started in its place; the model that it had."""
+        member = self._members[name]
+        self._remove(name)
+        is_leaving = member.facts.life is Life.DRAINING
+        role = member.facts.becomes if is_leaving else member.facts.role
+        if role is not None:
+            self.add(role)
+        self._changed()
+        return member.model
+
     def sweep(self, name: WorkerName) -> None:
         """Let a worker go that drains and is empty now; nothing happens to others."""
         member = self._members.get(name)
@@ -129,17 +148,21 @@ class Fleet:
     def _serve(self, name: WorkerName) -> None:
         member = self._members.get(name)
         if member is not None and member.facts.life is Life.STARTING:
-            member.facts = replace(member.facts, life=Life.SERVING, since_s=self._agenda.now_s)
-            member.model = self._make(member.facts.role, name)
+            self._open(name)
             self._changed()
+
+    def _open(self, name: WorkerName) -> None:
+        member = self._members[name]
+        member.facts = replace(member.facts, life=Life.SERVING, since_s=self._site.now_s)
+        member.model = self._make(member.facts.role, name)
 
     def _drain(self, names: tuple[WorkerName, ...], becomes: Role | None) -> None:
         for name in names:
             member = self._members[name]
             member.facts = replace(
-                member.facts, life=Life.DRAINING, since_s=self._agenda.now_s, becomes=becomes
+                member.facts, life=Life.DRAINING, since_s=self._site.now_s, becomes=becomes
             )
             self.sweep(name)
 
     def _remove(self, name: WorkerName) -> None:
-        self._worker_s += self._agenda.now_s - self._members.pop(name).born_s
+        self._worker_s += self._site.now_s - self._members.pop(name).born_s

@@ -4,6 +4,7 @@ The figures are those of docs/measurements.md (one core, SmolLM2-135M in bfloat1
 another machine is simulated by fitting to its own `make bench-engine` and `make bench-transfer`.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -27,17 +28,21 @@ class Machine:
 
     A prefill step of n tokens after c tokens of the same prompt takes
     prefill_token_s * n + prefill_pair_s * n * (c + n / 2): weights and attention. A decode step of
-    B sequences with H tokens of history in all takes
-    decode_base_s + decode_sequence_s * B + decode_kv_s * H.
+    B sequences with H tokens of history in all takes decode_kv_s * H more than decode_steps_s
+    tell, (B, seconds) in order of B: between two of them a line, beyond the last one its slope.
+    A request takes request_s outside of both phases. Where workers of both share a host, steps take
+    prefill_crowding and decode_crowding times as long while the other phase works.
     """
 
     prefill_token_s: float
     prefill_pair_s: float
-    decode_base_s: float
-    decode_sequence_s: float
+    decode_steps_s: tuple[tuple[int, float], ...]
     decode_kv_s: float
     link_bytes_per_s: float
     link_latency_s: float = LINK_LATENCY_S
+    request_s: float = 0.0
+    prefill_crowding: float = 1.0
+    decode_crowding: float = 1.0
 
     def prefill_s(self, num_tokens: int, num_before: int) -> float:
         """Seconds for a chunk of one prompt, `num_before` of whose tokens are read."""
@@ -46,11 +51,16 @@ class Machine:
 
     def decode_s(self, num_sequences: int, num_history_tokens: float) -> float:
         """Seconds for one token of each sequence."""
-        return (
-            self.decode_base_s
-            + self.decode_sequence_s * num_sequences
-            + self.decode_kv_s * num_history_tokens
-        )
+        steps = self.decode_steps_s
+        step_s = steps[0][1]
+        if len(steps) > 1 and num_sequences > steps[0][0]:
+            above = min(bisect_left(steps, (num_sequences, 0.0)), len(steps) - 1)
+            (fewer, lower_s), (more, upper_s) = steps[above - 1], steps[above]
+            slope_s = (upper_s - lower_s) / (more - fewer)
+            if num_sequences > more:
+                slope_s = max(slope_s, 0.0)
+            step_s = upper_s + slope_s * (num_sequences - more)
+        return step_s + self.decode_kv_s * num_history_tokens
 
 
 def fitted(
@@ -59,30 +69,31 @@ def fitted(
     *,
     link_bytes_per_s: float = LINK_BYTES_PER_S["shm"],
 ) -> Machine:
-    """The machine whose steps come closest, in least squares, to what was measured.
+    """The machine whose prefill comes closest, in least squares, to what was measured.
 
     Args:
         prefill: (tokens of a whole prompt, seconds to read it).
-        decode: (sequences with DECODE_HISTORY_TOKENS tokens of history, seconds of a step).
+        decode: (sequences with DECODE_HISTORY_TOKENS tokens of history, seconds of a step), which
+            are taken as they are.
         link_bytes_per_s: what a link carries while it is busy.
     """
-    token_s, pair_s = _not_negative([(n, n * n / 2) for n, _ in prefill], [s for _, s in prefill])
-    base_s, sequence_s = _not_negative(
-        [(1.0, n) for n, _ in decode],
-        [s - DECODE_KV_S_PER_TOKEN * DECODE_HISTORY_TOKENS * n for n, s in decode],
+    token_s, pair_s = not_negative([(n, n * n / 2) for n, _ in prefill], [s for _, s in prefill])
+    steps_s = tuple(
+        (n, max(s - DECODE_KV_S_PER_TOKEN * DECODE_HISTORY_TOKENS * n, 0.0))
+        for n, s in sorted(decode)
     )
-    return Machine(token_s, pair_s, base_s, sequence_s, DECODE_KV_S_PER_TOKEN, link_bytes_per_s)
+    return Machine(token_s, pair_s, steps_s, DECODE_KV_S_PER_TOKEN, link_bytes_per_s)
 
 
-def _not_negative(
-    rows: Sequence[tuple[float, float]], values: Sequence[float]
-) -> tuple[float, float]:
-    """Least squares of two coefficients; one that would be negative is 0."""
+def not_negative(rows: Sequence[tuple[float, ...]], values: Sequence[float]) -> tuple[float, ...]:
+    """Least squares; columns whose coefficients would be negative are left out, and theirs 0."""
     matrix, wanted = np.array(rows, dtype=float), np.array(values)
-    both = np.linalg.lstsq(matrix, wanted, rcond=None)[0]
-    if min(both) < 0:
-        kept = int(np.argmax(both))
-        column = matrix[:, kept]
-        both = np.zeros(2)
-        both[kept] = column @ wanted / (column @ column)
-    return float(both[0]), float(both[1])
+    kept = list(range(matrix.shape[1]))
+    while kept:
+        found = np.linalg.lstsq(matrix[:, kept], wanted, rcond=None)[0]
+        if found.min() >= 0:
+            break
+        kept.pop(int(found.argmin()))
+    coefficients = np.zeros(matrix.shape[1])
+    coefficients[kept] = found if kept else 0.0
+    return tuple(float(value) for value in coefficients)

@@ -34,7 +34,10 @@ class Slo:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Figures of one run; quantiles are (p50, p95), attainment is the share of good answers."""
+    """Figures of one run; quantiles are (p50, p95), attainment is the share of good answers.
+
+    num_resumed: requests that ended well after a worker failed them.
+    """
 
     num_requests: int
     num_failed: int
@@ -47,6 +50,8 @@ class Outcome:
     worker_hours: float
     num_turns: int
     peak: Pair
+    num_lost_workers: int = 0
+    num_resumed: int = 0
 
     @classmethod
     def of(cls, run: Run, slo: Slo) -> "Outcome":
@@ -58,14 +63,16 @@ class Outcome:
             num_requests=len(run.trips),
             num_failed=len(run.trips) - len(ended),
             failures=dict(Counter(trip.failure for trip in run.trips if trip.failure)),
-            ttft_s=_quantiles([trip.ttft_s for trip in ended]),
-            tpot_s=_quantiles([trip.tpot_s for trip in ended]),
-            line_s=_quantiles([(t.placed_s or 0.0) - t.arrival.at_s for t in ended]),
+            ttft_s=quantiles([trip.ttft_s for trip in ended]),
+            tpot_s=quantiles([trip.tpot_s for trip in ended]),
+            line_s=quantiles([t.line_s for t in ended]),
             attainment=len(good) / len(run.trips),
             goodput_per_s=len(good) / run.ended_s if run.ended_s else 0.0,
             worker_hours=run.worker_s / 3600,
             num_turns=num_turns([p.prefill for p in sizes]) + num_turns([p.decode for p in sizes]),
             peak=Pair(max(p.prefill for p in sizes), max(p.decode for p in sizes)),
+            num_lost_workers=len(run.losses),
+            num_resumed=sum(trip.num_attempts > 1 for trip in ended),
         )
 
 
@@ -76,7 +83,8 @@ def num_turns(sizes: Sequence[int]) -> int:
     return sum((a > 0) != (b > 0) for a, b in zip(steps, steps[1:], strict=False))
 
 
-def _quantiles(values: Sequence[float | None]) -> tuple[float, float]:
+def quantiles(values: Sequence[float | None]) -> tuple[float, float]:
+    """(p50, p95) of the values that are known; not numbers where none is."""
     known = sorted(value for value in values if value is not None)
     if not known:
         return (math.nan, math.nan)

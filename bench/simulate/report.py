@@ -1,6 +1,6 @@
 """A run for people: figures, sizes over time, and the decisions in words."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -27,6 +27,33 @@ def print_run(run: Run, outcome: Outcome, slo: Slo, records: Sequence[Record]) -
     for record in records:
         if record.is_change:
             out.print(f"{record.now_s:8.0f} s  {record.sentence}", markup=False)
+
+
+def print_side_by_side(outcomes: Mapping[str, Outcome], slo: Slo) -> None:
+    """The figures of several runs of one load, a column each."""
+    table = Table("figure", *outcomes, box=None)
+    runs = list(outcomes.values())
+
+    def add(name: str, cell: Callable[[Outcome], str]) -> None:
+        table.add_row(name, *map(cell, runs))
+
+    add("requests, not served", lambda run: f"{run.num_requests}, {run.num_failed}")
+    add("first token, p50 and p95", lambda run: _pair(run.ttft_s))
+    add("gap between tokens, p50 and p95", lambda run: _pair(run.tpot_s))
+    add("wait in line, p50 and p95", lambda run: _pair(run.line_s))
+    add(f"answers {_targets(slo)}", lambda run: f"{run.attainment:.1%}")
+    add("goodput", lambda run: f"{run.goodput_per_s:.2f} /s")
+    add("most workers", lambda run: f"{run.peak.prefill} prefill, {run.peak.decode} decode")
+    add("worker-hours, turns", lambda run: f"{run.worker_hours:.2f}, {run.num_turns}")
+    Console(highlight=False, soft_wrap=True).print(table)
+
+
+def _pair(seconds: tuple[float, float]) -> str:
+    return f"{seconds[0]:.3f} s, {seconds[1]:.3f} s"
+
+
+def _targets(slo: Slo) -> str:
+    return f"within {slo.ttft_s:g} s + {MAX_SLOWDOWN:g}x reading, {slo.tpot_s * 1e3:g} ms"
 
 
 def sparkline(values: Sequence[float], width: int = WIDTH) -> str:
@@ -86,8 +113,10 @@ def _figures(outcome: Outcome, slo: Slo, seconds: float) -> Table:
     ):
         table.add_row(name, f"{p50:.3f} s", f"{p95:.3f} s")
     table.add_row("requests, not served", str(outcome.num_requests), str(outcome.num_failed))
-    target = f"within {slo.ttft_s:g} s + {MAX_SLOWDOWN:g}x reading, {slo.tpot_s * 1e3:g} ms"
-    table.add_row(f"answers {target}", f"{outcome.attainment:.1%}", "")
+    table.add_row(f"answers {_targets(slo)}", f"{outcome.attainment:.1%}", "")
     table.add_row("goodput", f"{outcome.goodput_per_s:.2f} /s", f"over {seconds / 60:.1f} min")
+    if outcome.num_lost_workers:
+        numbers = (str(outcome.num_lost_workers), str(outcome.num_resumed))
+        table.add_row("workers lost, requests resumed", *numbers)
     table.add_row("worker-hours, turns", f"{outcome.worker_hours:.2f}", str(outcome.num_turns))
     return table

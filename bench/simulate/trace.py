@@ -2,7 +2,8 @@
 
 Formats are told by a file's columns: Azure's LLM inference traces (TIMESTAMP, ContextTokens,
 GeneratedTokens; Patel et al., ISCA'24), Mooncake's (JSON lines with hash_ids of 512-token blocks;
-FAST'25). Mooncake's times are rounded to 3 s: each tick's requests are spread over the next 3 s.
+FAST'25), and what a router with `router.record` has written. Mooncake's times are rounded to 3 s:
+each tick's requests are spread over the next 3 s.
 """
 
 import csv
@@ -18,6 +19,8 @@ from router.placing.prefix_index import PromptBlocks
 
 MOONCAKE_BLOCK_TOKENS = 512
 MOONCAKE_TICK_S = 3.0
+# Blocks of a trace's copies and repetitions have other names: no trace has so many blocks.
+COPY_BITS, TURN_BITS = 40, 52
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +57,9 @@ def read_trace(path: Path, *, block_size: int, seed: int = 0) -> list[Arrival]:
         with path.open(encoding="utf-8") as lines:
             first = lines.readline()
             lines.seek(0)
-            if first.startswith("{"):
+            if "num_prompt_tokens" in first:
+                found = list(_recorded(lines, block_size))
+            elif first.startswith("{"):
                 found = list(_mooncake(lines, block_size, random.Random(seed)))
             elif {"TIMESTAMP", "ContextTokens"} <= set(first.strip().split(",")):
                 found = list(_azure(lines))
@@ -104,10 +109,28 @@ def scaled(
     for number in range(wanted):
         turn, index = divmod(number, len(arrivals))
         arrival = arrivals[index]
-        blocks = tuple((turn << 40) + block for block in arrival.block_ids)
+        blocks = tuple((turn << TURN_BITS) + block for block in arrival.block_ids)
         at_s = (arrival.at_s + turn * span_s) / rate
         found.append(replace(arrival, at_s=at_s, block_ids=blocks))
     return found
+
+
+def overlaid(arrivals: Sequence[Arrival], copies: int, *, seed: int = 0) -> list[Arrival]:
+    """`copies` times as many requests in the same time: the first copy is the trace itself.
+
+    Each other one begins at another moment of it, drawn at random, and goes on with its start after
+    its end: other users of the same kind. Copies share no blocks.
+    """
+    draw = random.Random(seed)
+    span_s = arrivals[-1].at_s + arrivals[-1].at_s / max(len(arrivals) - 1, 1)
+    found = list(arrivals)
+    for copy in range(1, copies):
+        shift_s = draw.uniform(0, span_s)
+        for arrival in arrivals:
+            blocks = tuple((copy << COPY_BITS) + block for block in arrival.block_ids)
+            at_s = (arrival.at_s + shift_s) % span_s
+            found.append(replace(arrival, at_s=at_s, block_ids=blocks))
+    return sorted(found, key=lambda arrival: arrival.at_s)
 
 
 def _azure(lines: Iterator[str]) -> Iterator[Arrival]:
@@ -129,3 +152,12 @@ def _mooncake(lines: Iterator[str], block_size: int, draw: random.Random) -> Ite
             max(row["output_length"] // shrink, 1),
             tuple(row["hash_ids"][: num_tokens // block_size]),
         )
+
+
+def _recorded(lines: Iterator[str], block_size: int) -> Iterator[Arrival]:
+    for line in lines:
+        row = json.loads(line)
+        if row["block_size"] != block_size:
+            raise ValueError(f"blocks of {row['block_size']} tokens, not {block_size}")
+        lengths = (row["num_prompt_tokens"], max(row["num_output_tokens"], 1))
+        yield Arrival(row["at_s"], *lengths, tuple(row["blocks"]))

@@ -24,6 +24,7 @@ from deploy.actors.node_choice import require_room
 from deploy.actors.node_pool import NodePool
 from deploy.actors.place import free_nodes
 from deploy.actors.reconciliation import Reconciliation, reconcile, sizes_of
+from deploy.live_config import LiveConfig
 from deploy.own_client import wait_until_ready
 from deploy.scaler import Scaler
 from deploy.supervisor import Slot, Supervisor, stop_timeout_s, stop_together
@@ -135,7 +136,7 @@ class Controller:
             def create(role: Role, index: int, address: str | None) -> Slot:
                 return pool.worker(role, index)
 
-            scaler = Scaler(config, slots, create, supervisor, may_end)
+            scaler = Scaler(LiveConfig(config), slots, create, supervisor, may_end)
             stack.callback(scaler.close)
             scaler.watch(router.address)
 

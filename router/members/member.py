@@ -4,6 +4,7 @@ Runs in the router's event loop. Knows nothing of tokens or text, and decides no
 """
 
 import asyncio
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -23,6 +24,7 @@ from core.worker import (
 from router.answer import Event
 from router.members.breaker import Breaker
 from router.members.progress import StepWatch
+from router.placing.placement import DecodeLoad, PrefillLoad
 from twophase.peer import Duplex, Peer
 
 
@@ -49,16 +51,20 @@ class Mailbox:
 class Member:
     """One connected worker of a known incarnation.
 
+    idle_load: what placement is told of it, with nothing to do; made once, read for each request.
     is_draining: it stops, and is given nothing new. status is what it said last; None before.
+    cold_until_s: until when others go first, unless its links are tested before.
     """
 
     def __init__(self, info: WorkerInfo, peer: Peer) -> None:
         self.info = info
+        self.idle_load = PrefillLoad.of(info, 0)
         self.peer = peer
         self.num_requests = 0
         self.num_prompt_tokens = 0
         self.last_heard_s = 0.0
         self.is_draining = False
+        self.cold_until_s = -math.inf
         self.status: WorkerStatus | None = None
         self.breaker = Breaker()
         self.steps = StepWatch()
@@ -67,10 +73,16 @@ class Member:
         """Whether it may be given a request now."""
         return not self.is_draining and self.breaker.allows(now_s)
 
+    def is_cold(self, now_s: float) -> bool:
+        """Whether its links are not tested yet."""
+        return now_s < self.cold_until_s
+
     def state(self, now_s: float) -> WorkerState:
         """Whether it is given requests, in one word."""
         if self.is_draining:
             return WorkerState.DRAINING
+        if self.is_cold(now_s):
+            return WorkerState.WARMING
         return WorkerState.READY if self.is_usable(now_s) else WorkerState.SUSPECT
 
     @contextmanager
@@ -91,6 +103,7 @@ class DecodeMember(Member):
 
     def __init__(self, info: WorkerInfo, peer: Peer) -> None:
         super().__init__(info, peer)
+        self.idle_decode_load = DecodeLoad.of(info, 0)
         self._session: Duplex[DecodeCommand, DecodeUpdate] = peer.session()
         self._mailboxes: dict[RequestId, Mailbox] = {}
 

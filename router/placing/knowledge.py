@@ -8,7 +8,7 @@ Pure: facts and times in, facts out.
 """
 
 from collections import OrderedDict
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from core.request import Request
@@ -19,9 +19,19 @@ from router.placing.admission import Backlog
 from router.placing.demand import DemandMeter
 from router.placing.fairness import Ticket
 from router.placing.ledger import Ledger, Work
-from router.placing.placement import DecodeLoad, Need, Placement, PrefillLoad
+from router.placing.placement import (
+    REQUESTS_PER_SLOT,
+    DecodeLoad,
+    Need,
+    Placement,
+    PrefillLoad,
+    Reason,
+    Rejected,
+    is_soon,
+)
 from router.placing.prefix_index import PrefixIndex, PromptBlocks
 from router.placing.rates import Rates
+from router.placing.shortlist import FEW, Shortlist
 
 MAX_SESSIONS = 4096
 
@@ -30,8 +40,20 @@ MAX_SESSIONS = 4096
 class Loads:
     """Both pools as they are now."""
 
-    prefill: list[PrefillLoad]
-    decode: list[DecodeLoad]
+    prefill: Sequence[PrefillLoad]
+    decode: Sequence[DecodeLoad]
+
+
+Decide = Callable[[Loads], Placement | Rejected]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request as placement knows it; holder is a worker that is to be looked at by all means."""
+
+    prompt: PromptBlocks
+    session: str = ""
+    holder: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +76,62 @@ class Knowledge:
         self.ledger = Ledger()
         self.rates = Rates()
         self._index = PrefixIndex()
+        self._shortlist = Shortlist()
         self._sessions: OrderedDict[str, str] = OrderedDict()
 
-    def of(self, loads: Loads, prompt: PromptBlocks, session: str) -> Loads:
-        """`loads` as they are for this prompt."""
-        served = self._sessions.get(session) if session else None
+    def place(
+        self, decide: Decide, loads: Loads, asked: Asked
+    ) -> tuple[Placement | Rejected, Loads]:
+        """What `decide` says of `loads` as they are for this prompt, and those that it said it of.
+
+        In large pools it sees a short list first, then, if that will not do, everyone who may.
+        """
+        served = self._sessions.get(asked.session, "") if asked.session else ""
+        wanted = {*self._holders(loads, asked.prompt), served, asked.holder}
+        shown = Loads(
+            self._shortlist.of(loads.prefill, wanted), self._shortlist.of(loads.decode, wanted)
+        )
+        seen = self._seen(shown, asked.prompt, served)
+        outcome = decide(seen)
+        is_all = shown.prefill is loads.prefill and shown.decode is loads.decode
+        if is_all or isinstance(outcome, Placement):
+            return outcome, seen
+        others = self._roomy(loads) if outcome.reason is Reason.FULL else loads
+        if not others.decode or (loads.prefill and not others.prefill):
+            return outcome, seen
+        seen = self._seen(others, asked.prompt, served)
+        return decide(seen), seen
+
+    def _seen(self, loads: Loads, prompt: PromptBlocks, served: str) -> Loads:
         return Loads(
             [self._prefill(load, prompt) for load in loads.prefill],
             [self._decode(load, prompt, served) for load in loads.decode],
+        )
+
+    def _holders(self, loads: Loads, prompt: PromptBlocks) -> set[str]:
+        """Workers that were sent most of the prompt; nobody where all are looked at anyway."""
+        if max(len(loads.prefill), len(loads.decode)) <= FEW:
+            return set()
+        sizes = {load.layout.block_size for load in loads.prefill[:1]}
+        sizes |= {load.layout.block_size for load in loads.decode[:1]}
+        return {name for size in sizes for name in self._index.holders(prompt, size)}
+
+    def _roomy(self, loads: Loads) -> Loads:
+        """Those of `loads` that by numbers of requests alone have room."""
+        ledger, rates = self.ledger, self.rates
+
+        def is_reading_little(load: PrefillLoad) -> bool:
+            name = load.incarnation
+            num_tokens, speed = ledger.num_prompt_tokens(name), rates.prefill_tokens_per_s(name)
+            return is_soon(ledger.num_prompts(name), num_tokens, speed)
+
+        def has_slot(load: DecodeLoad) -> bool:
+            most = REQUESTS_PER_SLOT * load.max_num_sequences
+            return ledger.num_sequences(load.incarnation) < most
+
+        return Loads(
+            [load for load in loads.prefill if is_reading_little(load)],
+            [load for load in loads.decode if has_slot(load)],
         )
 
     def begin(
@@ -132,20 +202,20 @@ class Knowledge:
 
     def backlog(self, loads: Loads, ahead: Sequence[Ticket], need: Need) -> Backlog:
         """What is to be done before a new request, tickets that wait in line before it included."""
-        ledger, rates, decode = self.ledger, self.rates, loads.decode
-        readers = [load.incarnation for load in loads.prefill or decode]
-        speeds = [rates.prefill_tokens_per_s(name) for name in readers]
-        num_prompt_tokens = sum(ledger.num_prompt_tokens(name) for name in readers)
-        num_kv_tokens = sum(ledger.num_kv_tokens(load.incarnation) for load in decode)
+        ledger, rates = self.ledger, self.rates
+        readers = [load.incarnation for load in loads.prefill or loads.decode]
+        decode = [load.incarnation for load in loads.decode]
+        num_prompt_tokens = ledger.num_all_prompt_tokens(readers)
+        num_kv_tokens = ledger.num_all_kv_tokens(decode) + need.num_tokens
         return Backlog(
             num_prompt_tokens=num_prompt_tokens + sum(t.num_prompt_tokens for t in ahead),
-            prefill_tokens_per_s=sum(speed or 0.0 for speed in speeds) or None,
+            prefill_tokens_per_s=rates.all_prefill_tokens_per_s(readers) or None,
             num_link_bytes=ledger.num_all_bytes,
             link_bytes_per_s=rates.link_bytes_per_s(),
-            num_sequences=sum(ledger.num_sequences(d.incarnation) for d in decode) + len(ahead) + 1,
-            num_slots=sum(load.max_num_sequences for load in decode),
-            num_kv_tokens=num_kv_tokens + sum(t.num_tokens for t in ahead) + need.num_tokens,
-            num_cache_tokens=sum(load.num_cache_tokens for load in decode),
+            num_sequences=ledger.num_all_sequences(decode) + len(ahead) + 1,
+            num_slots=sum([load.max_num_sequences for load in loads.decode]),
+            num_kv_tokens=num_kv_tokens + sum(t.num_tokens for t in ahead),
+            num_cache_tokens=sum([d.num_cache_blocks * d.layout.block_size for d in loads.decode]),
             decode_s=rates.decode_s(),
         )
 
@@ -171,7 +241,7 @@ class Knowledge:
             tokens_per_s=self.rates.prefill_tokens_per_s(name),
         )
 
-    def _decode(self, load: DecodeLoad, prompt: PromptBlocks, served: str | None) -> DecodeLoad:
+    def _decode(self, load: DecodeLoad, prompt: PromptBlocks, served: str) -> DecodeLoad:
         name, block_size = load.incarnation, load.layout.block_size
         return DecodeLoad(
             name=load.name,

@@ -25,7 +25,7 @@ from router.members.fleet import Fleet
 from router.placing.admission import UNKNOWN_WAIT_S, Backlog, refuse_if_late
 from router.placing.fairness import FairQueue, Ticket
 from router.placing.holder import beside
-from router.placing.knowledge import Knowledge, Lease, Loads
+from router.placing.knowledge import Asked, Knowledge, Lease, Loads
 from router.placing.placement import (
     DecodeLoad,
     Need,
@@ -77,6 +77,11 @@ class Placing:
         self._waiting: dict[Ticket, _Waiting] = {}
         self._is_falling_back = False
         self._log = logging.getLogger("twophase.router")
+
+    def obey(self, policy: DispatchPolicy) -> None:
+        """Place by this policy from now on; who is in line keeps the time that it may wait."""
+        self._policy = policy
+        self._pump()
 
     @property
     def num_waiting(self) -> int:
@@ -150,9 +155,12 @@ class Placing:
         need = Need(prompt.num_tokens, request.max_num_tokens)
         sender = request.sender
         is_begun = recovery.last_error is not None or answer.index > 0
+        # What its client has of it from another router must not be in vain; its turn is that of a
+        # new one, for whoever asks could say so.
+        may_be_refused = not (is_begun or (request.resumption and request.resumption.token_ids))
         if recovery.last_error is None:
             self.knowledge.demand.arrived(now_s)
-        if not is_begun and self.knowledge.rates.is_steady:
+        if may_be_refused and self.knowledge.rates.is_steady:
             backlog = self._backlog(answer, need)
             refuse_if_late(backlog, deadline_s=request.deadline_s, now_s=now_s)
         ticket = Ticket(
@@ -169,7 +177,7 @@ class Placing:
         self._line.push(ticket)
         self._waiting[ticket] = waiting
         self._pump()
-        if is_full and ticket in self._waiting and not is_begun:
+        if is_full and ticket in self._waiting and may_be_refused:
             waiting.error = Overloaded(
                 f"{self._policy.max_queued_requests} requests wait in line",
                 retry_after_s=self._hint_s(waiting),
@@ -184,9 +192,12 @@ class Placing:
 
     def _try(self, waiting: _Waiting) -> bool:
         """Whether the ticket has left the line, with a lease or an error."""
-        loads = self._loads(waiting.recovery)
-        loads = self.knowledge.of(loads, waiting.prompt, waiting.session)
-        placement = self._place(waiting, loads)
+        holder = waiting.answer.prompt_holder if waiting.answer.index > 0 else ""
+        placement, loads = self.knowledge.place(
+            lambda loads: self._place(waiting, loads),
+            self._loads(waiting.recovery),
+            Asked(waiting.prompt, waiting.session, holder),
+        )
         if isinstance(placement, Rejected):
             waiting.error = self._error(waiting, placement)
             if waiting.error is None:

@@ -1,6 +1,6 @@
 """Which workers serve a request, and why, in words.
 
-Pure: facts about the workers in, a decision out.
+Pure: facts about the workers in, a decision out. In large pools `shortlist` says about whom.
 
 - A worker that cannot hold the request, or has no room for it now, is left out; so is a prefill
   worker whose KV blocks cannot become those of a decode worker.
@@ -58,9 +58,7 @@ class PrefillLoad:
     @property
     def has_room(self) -> bool:
         """Whether another prompt would be read soon."""
-        if self.tokens_per_s is None or self.num_prompts < ENOUGH_PROMPTS:
-            return True
-        return self.num_prompt_tokens / self.tokens_per_s <= ENOUGH_BACKLOG_S
+        return is_soon(self.num_prompts, self.num_prompt_tokens, self.tokens_per_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,16 +102,21 @@ class DecodeLoad:
 
     def has_room(self, need: "Need") -> bool:
         """Whether a slot and blocks will be free by the time that the prompt is read."""
-        if self.num_sequences == 0:
-            return True
         num_tokens = self.num_kv_tokens + need.num_tokens - self.num_cached_tokens
         is_slot_near = self.num_sequences < REQUESTS_PER_SLOT * self.max_num_sequences
-        return is_slot_near and num_tokens <= self.num_cache_tokens
+        return self.num_sequences == 0 or (is_slot_near and num_tokens <= self.num_cache_tokens)
 
     @property
     def near(self) -> int:
         """How many more sequences than the emptiest worker still are a like load."""
         return max(1, self.max_num_sequences // 8)
+
+
+def is_soon(num_prompts: int, num_prompt_tokens: int, tokens_per_s: float | None) -> bool:
+    """Whether a worker with these to read would read one more soon."""
+    if tokens_per_s is None or num_prompts < ENOUGH_PROMPTS:
+        return True
+    return num_prompt_tokens <= ENOUGH_BACKLOG_S * tokens_per_s
 
 
 def max_tokens_of(info: WorkerInfo) -> int:

@@ -14,12 +14,19 @@ from collections.abc import Collection, Sequence
 
 import xxhash
 
+# Of one block so many workers are remembered as its holders, those that were sent it last.
+MAX_HOLDERS = 16
+
 
 class PromptBlocks:
-    """The full blocks of one prompt as hashes; each stands for itself and all before it."""
+    """The full blocks of one prompt as hashes; each stands for itself and all before it.
 
-    def __init__(self, token_ids: Sequence[int]) -> None:
+    The same blocks have other hashes with another `seed`.
+    """
+
+    def __init__(self, token_ids: Sequence[int], *, seed: int = 0) -> None:
         self.num_tokens = len(token_ids)
+        self._seed = seed
         self._words = array("I", token_ids)
         self._hashes: dict[int, tuple[int, ...]] = {}
 
@@ -31,7 +38,7 @@ class PromptBlocks:
 
     def _chain(self, block_size: int) -> tuple[int, ...]:
         data, step = self._words.tobytes(), block_size * self._words.itemsize
-        chain, before = [], 0
+        chain, before = [], self._seed
         for end in range(step, len(data) + 1, step):
             before = xxhash.xxh3_64_intdigest(data[end - step : end], seed=before)
             chain.append(before)
@@ -41,12 +48,14 @@ class PromptBlocks:
 class PrefixIndex:
     """Blocks of prompts that were sent to each worker, by incarnation.
 
-    Invariant: of one incarnation no more blocks are remembered than it has.
+    Invariants: of one incarnation no more blocks are remembered than it has; who is remembered as
+    a holder of a block has it among its own.
     """
 
     def __init__(self) -> None:
         self._blocks: dict[str, OrderedDict[int, None]] = {}
         self._sizes: dict[str, tuple[int, int]] = {}
+        self._holders: dict[int, tuple[str, ...]] = {}
 
     def num_cached_tokens(self, incarnation: str, prompt: PromptBlocks, block_size: int) -> int:
         """Tokens of the longest prefix that the worker was sent before.
@@ -64,6 +73,19 @@ class PrefixIndex:
             num_blocks += 1
         return num_blocks * block_size
 
+    def holders(self, prompt: PromptBlocks, block_size: int) -> tuple[str, ...]:
+        """Some of the workers that were sent most of the prompt; at most MAX_HOLDERS of them.
+
+        What more workers than that hold draws a request nowhere: the emptiest may well have it.
+        """
+        found: tuple[str, ...] = ()
+        for block in prompt.hashes(block_size):
+            holders = self._holders.get(block)
+            if not holders:
+                break
+            found = holders
+        return found
+
     def note(
         self, incarnation: str, prompt: PromptBlocks, block_size: int, num_blocks: int
     ) -> None:
@@ -79,12 +101,27 @@ class PrefixIndex:
         known = self._blocks.setdefault(incarnation, OrderedDict())
         # Last to first: a prefix is worth more than what follows it, so it is forgotten later.
         for block in reversed(tokens.hashes(block_size)[:num_blocks]):
+            if block in known:
+                known.move_to_end(block)
+                self._holders.setdefault(block, (incarnation,))
+                continue
             known[block] = None
-            known.move_to_end(block)
+            others = self._holders.get(block, ())
+            self._holders[block] = (incarnation, *others[: MAX_HOLDERS - 1])
         while len(known) > num_blocks:
-            known.popitem(last=False)
+            block, _ = known.popitem(last=False)
+            self._unhold(block, incarnation)
 
     def keep(self, incarnations: Collection[str]) -> None:
         """Forget every worker but these: a process that is gone took its cache along."""
         for gone in self._sizes.keys() - set(incarnations):
-            del self._sizes[gone], self._blocks[gone]
+            for block in self._blocks.pop(gone, ()):
+                self._unhold(block, gone)
+            del self._sizes[gone]
+
+    def _unhold(self, block: int, incarnation: str) -> None:
+        others = tuple(name for name in self._holders.get(block, ()) if name != incarnation)
+        if others:
+            self._holders[block] = others
+        else:
+            self._holders.pop(block, None)

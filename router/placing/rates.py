@@ -8,14 +8,17 @@ Pure.
 """
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Hashable
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from core.timeline import TransferReport
 
 # Weight of what was measured before, at each new report: about the last ten count.
 KEPT = 0.9
 NUM_STEADY_ANSWERS = 100
+
+Key = TypeVar("Key", bound=Hashable)
 
 
 @dataclass(slots=True)
@@ -50,6 +53,50 @@ class Mean:
         self.value = value if self.value is None else self.value * KEPT + value * (1 - KEPT)
 
 
+class Latest(Generic[Key]):
+    """The latest value of each key; sum and mean cost the same for any number of them.
+
+    Invariant: the sum is that of the values, but for rounding, which `keep` takes away.
+    """
+
+    def __init__(self) -> None:
+        self._values: dict[Key, float] = {}
+        self._sum = 0.0
+
+    def note(self, key: Key, value: float | None) -> None:
+        """`key` has this value now; None leaves it as it was."""
+        if value is not None:
+            self._sum += value - self._values.get(key, 0.0)
+            self._values[key] = value
+
+    def get(self, key: Key) -> float | None:
+        """The value of `key`; None where it has none."""
+        return self._values.get(key)
+
+    @property
+    def sum(self) -> float | None:
+        """Of all values; None where there is none."""
+        return self._sum if self._values else None
+
+    def sum_of(self, keys: Collection[Key]) -> float | None:
+        """Of these keys, those without a value taken for the mean; None where nobody has one."""
+        mean = self.mean
+        if mean is None:
+            return None
+        values = list(map(self._values.get, keys))
+        return sum(value for value in values if value) + values.count(None) * mean
+
+    @property
+    def mean(self) -> float | None:
+        """Of all values; None where there is none."""
+        return self._sum / len(self._values) if self._values else None
+
+    def keep(self, keys: Collection[Key]) -> None:
+        """Forget all but these."""
+        self._values = {key: value for key, value in self._values.items() if key in keys}
+        self._sum = math.fsum(self._values.values())
+
+
 class Rates:
     """Rates of the workers that are connected, by incarnation."""
 
@@ -59,20 +106,32 @@ class Rates:
         self._link: dict[tuple[str, str], Meter] = {}
         self._exposed: dict[tuple[str, str], Mean] = {}
         self._decode: dict[str, Mean] = {}
+        self._prefill_tokens_per_s: Latest[str] = Latest()
+        self._link_bytes_per_s: Latest[tuple[str, str]] = Latest()
+        self._exposed_s: Latest[tuple[str, str]] = Latest()
+        self._decode_s: Latest[str] = Latest()
 
     def note_prefill(self, worker: str, num_tokens: int, span_s: float, now_s: float) -> None:
         """`worker` read `num_tokens` prompt tokens, queue included, in `span_s` up to now."""
-        self._prefill.setdefault(worker, Meter()).note(num_tokens, span_s, now_s)
+        meter = self._prefill.setdefault(worker, Meter())
+        meter.note(num_tokens, span_s, now_s)
+        self._prefill_tokens_per_s.note(worker, meter.per_s)
 
     def note_transfer(self, link: tuple[str, str], report: TransferReport, now_s: float) -> None:
         """A handoff over `link`, (prefill, decode), was sealed now."""
-        self._link.setdefault(link, Meter()).note(report.num_bytes, report.push_s, now_s)
-        self._exposed.setdefault(link, Mean()).note(report.exposed_s)
+        meter = self._link.setdefault(link, Meter())
+        meter.note(report.num_bytes, report.push_s, now_s)
+        self._link_bytes_per_s.note(link, meter.per_s)
+        exposed = self._exposed.setdefault(link, Mean())
+        exposed.note(report.exposed_s)
+        self._exposed_s.note(link, exposed.value)
 
     def note_decode(self, worker: str, decode_s: float) -> None:
         """A sequence held a decode slot of `worker` for `decode_s`."""
         self._num_answers += 1
-        self._decode.setdefault(worker, Mean()).note(decode_s)
+        mean = self._decode.setdefault(worker, Mean())
+        mean.note(decode_s)
+        self._decode_s.note(worker, mean.value)
 
     @property
     def is_steady(self) -> bool:
@@ -84,32 +143,33 @@ class Rates:
 
     def prefill_tokens_per_s(self, worker: str) -> float | None:
         """Of `worker`; the mean of the others while only they were measured."""
-        own = self._prefill.get(worker)
-        if own is not None and own.per_s is not None:
-            return own.per_s
-        return _mean([meter.per_s for meter in self._prefill.values()])
+        own = self._prefill_tokens_per_s.get(worker)
+        return own if own is not None else self._prefill_tokens_per_s.mean
+
+    def all_prefill_tokens_per_s(self, workers: Collection[str]) -> float | None:
+        """Of these workers together, each as `prefill_tokens_per_s` tells; None if none is."""
+        return self._prefill_tokens_per_s.sum_of(workers)
 
     def link_bytes_per_s(self) -> float | None:
         """Of all links together that carried something."""
-        known = [rate for meter in self._link.values() if (rate := meter.per_s) is not None]
-        return sum(known) if known else None
+        return self._link_bytes_per_s.sum
 
     def exposed_transfer_s(self) -> float | None:
         """What a handoff takes after its last chunk was computed; the mean of the links."""
-        return _mean([mean.value for mean in self._exposed.values()])
+        return self._exposed_s.mean
 
     def decode_s(self) -> float | None:
         """How long a sequence holds a decode slot; the mean of the workers."""
-        return _mean([mean.value for mean in self._decode.values()])
+        return self._decode_s.mean
 
     def keep(self, incarnations: Collection[str]) -> None:
         """Forget every worker but these."""
-        self._prefill = {name: m for name, m in self._prefill.items() if name in incarnations}
-        self._decode = {name: m for name, m in self._decode.items() if name in incarnations}
-        self._link = {pair: m for pair, m in self._link.items() if {*pair} <= {*incarnations}}
+        living = frozenset(incarnations)
+        self._prefill = {name: m for name, m in self._prefill.items() if name in living}
+        self._decode = {name: m for name, m in self._decode.items() if name in living}
+        self._link = {pair: m for pair, m in self._link.items() if living.issuperset(pair)}
         self._exposed = {pair: m for pair, m in self._exposed.items() if pair in self._link}
-
-
-def _mean(values: Collection[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
+        self._prefill_tokens_per_s.keep(self._prefill)
+        self._decode_s.keep(self._decode)
+        self._link_bytes_per_s.keep(self._link)
+        self._exposed_s.keep(self._exposed)

@@ -172,6 +172,7 @@ async def test_a_fault_at_the_messages(model, reference, step):
 REFUSALS = (SLEEP, DELAY, RAISE, DROP, DUPLICATE)
 
 
+@pytest.mark.case("B-163")
 @pytest.mark.parametrize("kind", REFUSALS)
 async def test_a_link_that_is_refused_is_an_error_in_time_however_it_is_said(model, kind):
     setting = "transfer.backend=torch"

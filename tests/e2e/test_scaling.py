@@ -80,15 +80,17 @@ def test_decode_grows_while_requests_wait_for_slots_and_shrinks_after(
     asyncio.run(assert_nothing_left(cluster.address))
 
 
-def test_pools_that_went_to_zero_are_woken_by_the_next_request(
+def test_pools_that_went_to_zero_are_woken_and_no_request_is_lost(
     tiny_model_directory: Path, start_cluster: StartCluster
 ) -> None:
     async def sleep_and_wake(address: str) -> None:
         async with AsyncClient(address) as client, asyncio.timeout(LATE_S):
             while await client.admin.workers():
                 await asyncio.sleep(LOOK_S)
-            answer = await client.generate_once((1, 2, 3), Sampling(max_tokens=3, ignore_eos=True))
-            assert len(answer.token_ids) == 3
+            sampling = Sampling(max_tokens=3, ignore_eos=True)
+            asked = [client.generate_once((1, 2, number), sampling) for number in range(6)]
+            answers = await asyncio.gather(*asked)
+            assert [len(answer.token_ids) for answer in answers] == [3] * 6
 
     cluster = start_cluster(
         tiny_model_directory,

@@ -1,17 +1,26 @@
 """The simulated cluster: its models, its traces, and what scaling does in it."""
 
 import dataclasses
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from bench.simulate.__main__ import best_static, config_of, play
+from bench.simulate.__main__ import Load, best_static, best_static_near, config_of, play
 from bench.simulate.cluster import Autoscaled, Simulation
-from bench.simulate.machine import DECODE_MEASURED, PREFILL_MEASURED, fitted
+from bench.simulate.machine import DECODE_MEASURED, PREFILL_MEASURED, fitted, not_negative
 from bench.simulate.outcome import Outcome, Slo, num_turns
 from bench.simulate.peers import HorizontalScaler, queue_length
 from bench.simulate.report import draw, print_run, sparkline
-from bench.simulate.trace import Arrival, TraceBlocks, poisson, read_trace, scaled, turning
+from bench.simulate.trace import (
+    Arrival,
+    TraceBlocks,
+    overlaid,
+    poisson,
+    read_trace,
+    scaled,
+    turning,
+)
 from core.config import load_config
 from core.errors import ConfigError
 from core.scaling import DecodeScaling, PoolScaling
@@ -37,14 +46,35 @@ class TestTheMachine:
         halves = MACHINE.prefill_s(512, 0) + MACHINE.prefill_s(512, 512)
         assert halves == pytest.approx(MACHINE.prefill_s(1024, 0))
 
-    def test_decode_steps_are_near_what_was_measured(self):
+    def test_decode_steps_take_what_was_measured_and_lie_on_lines_between(self):
         for num_sequences, seconds in DECODE_MEASURED:
             model_s = MACHINE.decode_s(num_sequences, num_sequences * 512)
-            assert model_s == pytest.approx(seconds, rel=0.4)
+            assert model_s == pytest.approx(seconds)
+        (_, eight_s), (_, sixteen_s) = MACHINE.decode_steps_s[-2:]
+        assert MACHINE.decode_s(12, 0) == pytest.approx((eight_s + sixteen_s) / 2)
+        assert MACHINE.decode_s(24, 0) == pytest.approx(2 * sixteen_s - eight_s)
+        alone = dataclasses.replace(MACHINE, decode_steps_s=((1, 0.5),))
+        assert alone.decode_s(9, 0) == 0.5
 
     def test_no_coefficient_is_negative(self):
-        odd = fitted(prefill=((100, 1.0), (200, 1.0)), decode=((1, 2.0), (8, 1.0)))
-        assert min(v for v in dataclasses.astuple(odd)) >= 0
+        odd = fitted(prefill=((100, 1.0), (200, 1.0)), decode=((1, 2.0), (8, 1e-9)))
+        assert min(odd.prefill_token_s, odd.prefill_pair_s) >= 0
+        assert min(seconds for _, seconds in odd.decode_steps_s) >= 0
+        assert not_negative([(1, 1, -1), (1, 2, -2), (1, 3, -3)], [3, 5, 7]) == pytest.approx(
+            (1, 2, 0)
+        )
+
+    def test_phases_on_one_host_slow_each_other_down_while_both_work(self):
+        shared = dataclasses.replace(MACHINE, prefill_crowding=2.0, decode_crowding=3.0)
+        arrivals = [Arrival(0.0, 16, 40), Arrival(0.5, 512, 1)]
+        alone, beside = (
+            Simulation(config_of(1, 1, 2), machine, decide=None).run(arrivals).trips
+            for machine in (MACHINE, shared)
+        )
+        assert beside[1].ttft_s == pytest.approx(2 * alone[1].ttft_s)
+        # Decode is slower while the second prompt is read, but for the step that ran as it came.
+        lost_s = (beside[0].ended_s - alone[0].ended_s) / (1 - 1 / 3)
+        assert lost_s == pytest.approx(beside[1].ttft_s, abs=3 * 2 * MACHINE.decode_s(1, 60))
 
 
 class TestTraces:
@@ -69,6 +99,17 @@ class TestTraces:
         assert [a.at_s for a in twice] == [0.0, 5.0, 10.0]
         assert twice[2].block_ids != once[0].block_ids
         assert len(scaled(once, num_requests=1)) == 1
+
+    def test_copies_begin_at_other_moments_of_the_same_hour_and_share_no_block(self):
+        once = [Arrival(float(n), 100 + n, 1, (n,)) for n in range(50)]
+        many = overlaid(once, 4)
+        assert many == overlaid(once, 4) != overlaid(once, 4, seed=1)
+        assert [a.at_s for a in many] == sorted(a.at_s for a in many)
+        assert max(a.at_s for a in many) <= 50.0
+        assert all(many.count(arrival) == 1 for arrival in once)
+        lengths = Counter(a.num_prompt_tokens for a in many)
+        assert set(lengths.values()) == {4}
+        assert len({a.block_ids for a in many}) == len(many) == 200
 
     @pytest.mark.parametrize("text", ["", "a,b\n1,2\n", '{"timestamp": 1}\n', "{x"])
     def test_what_is_no_trace_is_refused(self, tmp_path, text):
@@ -183,6 +224,18 @@ class TestTheComparison:
         best, outcome = best_static(arrivals, 4)
         assert best == 3  # long prompts, short answers
         assert outcome.num_turns == 0
+
+    def test_the_split_of_a_large_budget_is_looked_for_near_that_of_a_tenth(self):
+        load = Load("long prompts", poisson(5.0, 20.0, 1500, 16))
+        best, outcome = best_static_near(load, 40)
+        assert 25 <= best <= 35
+        assert outcome.num_requests == len(load.of(40))
+
+    def test_a_load_grows_with_the_budget_and_not_in_time(self):
+        load = Load("any", poisson(5.0, 60.0, 100, 10))
+        assert load.of(10) == scaled(load.arrivals)
+        assert len(load.of(35)) == 4 * len(load.arrivals)  # 4 copies in 10/9 of the time
+        assert max(a.at_s for a in load.of(35)) == pytest.approx(60 / 0.875, rel=0.05)
 
     def test_queue_length_scaling_goes_up_and_down(self):
         config = config_of(2, 2, 6)

@@ -87,7 +87,7 @@ class TestPoolsOfDifferentShapes:
         assert sizes == [8, 32]
         assert config.engine_of(config.decode) == config.engine
 
-    @pytest.mark.case("B-027")
+    @pytest.mark.case("B-027", "B-163")
     def test_two_formats_are_refused_unless_they_may_be_converted(self):
         error = refusal("prefill.dtype=bfloat16")
         assert error.path == "prefill.dtype"

@@ -1,9 +1,12 @@
 """Lives of a request at a decode worker, from its reservation to its last token."""
 
+from dataclasses import replace
+
 import pytest
 
 from core.config import Mode
 from core.errors import InvalidRequest, Overloaded
+from core.events.event import Event, EventKind
 from core.link import Begin, Granted, PieceAck, Sealed
 from core.request import FinishReason
 from core.timeline import DecodeReport, Gap, PrefillReport
@@ -61,8 +64,20 @@ class TestARemotePrompt:
         (step,) = world.step()
         assert (step.token_ids, step.start) == ([107], 7)
         gap = Gap(1, 1.0, 0.25, 1, 6, 0, ())
-        done = DecodeDone(LENGTH, DecodeReport(1.0, 2.0, 0.5, 1.0, 6.5, longest_gap=gap))
-        assert world.events() == [NewToken("r", 108, 2, done)]
+        sealed = Event(EventKind.SEALED, 2.0, 2.0)
+        slot_wait = Event(EventKind.SLOT_WAIT, 2.0, 3.0)
+        steps = Event(
+            EventKind.STEPS,
+            begin_s=3.0,
+            end_s=5.0,
+            index=1,
+            count=2,
+            busy_s=0.5,
+            num_sequences=1,
+            num_history_tokens=7,
+        )
+        report = DecodeReport(1.0, 2.0, 0.5, 1.0, 6.5, 0.0, gap, (sealed, slot_wait, steps))
+        assert world.events() == [NewToken("r", 108, 2, DecodeDone(LENGTH, report))]
         assert_nothing_is_left(world)
 
     @pytest.mark.parametrize("sampling", [{"max_tokens": 1}, {"stop_token_ids": (FIRST_TOKEN,)}])
@@ -128,7 +143,10 @@ class TestALocalPrompt:
         assert (chunk.start, chunk.token_ids) == (3, (53, 54))
         token = next(e for e in world.events() if e.request_id == "b")
         assert (token.token_id, token.index) == (105, 0)
-        assert token.prefill == PrefillReport(8.5, 0.5, num_cached_tokens=0, num_chunks=2)
+        chunks = token.prefill.events[1:]
+        assert [(chunk.num_tokens, chunk.num_sequences) for chunk in chunks] == [(3, 1), (2, 1)]
+        report = replace(token.prefill, events=())
+        assert report == PrefillReport(8.5, 0.5, num_cached_tokens=0, num_chunks=2)
         world.run()
         assert_nothing_is_left(world)
 

@@ -99,15 +99,16 @@ def decided(record):
     return Pair(target[Role.PREFILL], target[Role.DECODE])
 
 
+def _drained_cost(scaling, staff):
+    draining = [w for w in staff if w.life is Life.DRAINING]
+    return sum(scaling.cost(w.role is Role.PREFILL, w.role is Role.DECODE) for w in draining)
+
+
 @settings(max_examples=100, deadline=None)
 @given(scalings(), workers(), DEMANDS, st.builds(State, prefill=HISTORIES, decode=HISTORIES))
 def test_a_decision_keeps_bounds_budget_and_ratio(scaling, staff, demand, state):
     record, _ = tick(scaling, ClusterFacts(staff, demand), NOW_S, state)
-    drained_cost = sum(
-        scaling.cost(w.role is Role.PREFILL, w.role is Role.DECODE)
-        for w in staff
-        if w.life is Life.DRAINING
-    )
+    drained_cost = _drained_cost(scaling, staff)
     is_blocked = fit(scaling, Pair(1, 1), drained_cost=drained_cost) is None
     # Where nothing is allowed before those that drain are gone, nothing is done meanwhile.
     is_same = all(pool.before == pool.after for pool in record.pools)
@@ -125,10 +126,31 @@ def test_prefill_grows_only_where_it_is_late_or_the_ratio_asks(scaling, staff, d
         assert pool.after == least
 
 
+@settings(max_examples=100, deadline=None)
+@given(scalings(), workers(), DEMANDS, st.builds(State, prefill=HISTORIES, decode=HISTORIES))
+def test_nobody_is_left_without_a_worker_for_whom_one_may_be_started(scaling, staff, demand, state):
+    record, _ = tick(scaling, ClusterFacts(staff, demand), NOW_S, state)
+    is_asked = demand.num_in_line > 0 or demand.requests_per_s > 0
+    has_budget_now = (
+        fit(scaling, Pair(1, 1), drained_cost=_drained_cost(scaling, staff)) is not None
+    )
+    # Idle for long and yet somebody in line cannot be: the router counts who waits as not idle.
+    if is_asked and demand.idle_s < scaling.idle_s and has_budget_now:
+        assert decided(record).prefill > 0
+        assert decided(record).decode > 0
+
+
 @settings(max_examples=8, deadline=None)
-@given(st.floats(0.1, 10), st.floats(0.5, 10), st.integers(1, 6), st.integers(1, 6), st.randoms())
-def test_under_constant_load_no_pool_goes_up_and_down(rate, decode_s, num_p, num_d, random):
-    plant = Plant(Run(scaling_of()))
+@given(
+    st.floats(0.1, 10),
+    st.floats(0.5, 10),
+    st.tuples(st.integers(1, 6), st.integers(1, 6)),
+    st.sampled_from([None, 4.0, 7.0]),
+    st.randoms(),
+)
+def test_under_constant_load_no_pool_goes_up_and_down(rate, decode_s, staff, budget, random):
+    num_p, num_d = staff
+    plant = Plant(Run(scaling_of(budget=budget)))
     for role, number in ((Role.PREFILL, num_p), (Role.DECODE, num_d)):
         for _ in range(number):
             plant.add(role, Life.SERVING)

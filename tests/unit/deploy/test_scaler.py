@@ -11,12 +11,14 @@ from typer.testing import CliRunner
 from core.clock import ManualClock
 from core.config import load_config
 from core.errors import PeerLost
+from core.listing import WorkerState
 from core.scaling import DecodeScaling, PoolScaling, ScalingConfig
 from core.signals import Demand, Signals
 from core.worker import Role
 from deploy.autoscaler.record import ChangeRole, Drain, GiveUp, Start
 from deploy.autoscaler.wish import Rule
 from deploy.cli import app
+from deploy.live_config import LiveConfig
 from deploy.scaler import Scaler
 from deploy.supervisor import Slot, Supervisor
 from tests.unit.deploy.scaling_facts import after, demand_of
@@ -61,6 +63,7 @@ class FakeRouter:
 
     def __init__(self):
         self.connected = {}
+        self.cold = set()
         self.demand = Demand()
         self.said = queue.Queue()
         self.admin = self
@@ -75,7 +78,14 @@ class FakeRouter:
         self.said.put(("drain", name))
 
     def workers(self):
-        return [SimpleNamespace(name=name, max_num_sequences=16) for name in self.connected]
+        return [
+            SimpleNamespace(
+                name=name,
+                max_num_sequences=16,
+                state=WorkerState.WARMING if name in self.cold else WorkerState.READY,
+            )
+            for name in self.connected
+        ]
 
     def status(self):
         return SimpleNamespace(workers=list(self.connected.values()), demand=self.demand)
@@ -114,8 +124,9 @@ class World:
             self.come_up(name)
             next(slot for slot in self.slots if slot.name == name).wait_until_up()
         self.supervisor = Supervisor(self.slots)
+        self.live = LiveConfig(config)
         self.scaler = Scaler(
-            config, self.slots, self.create, self.supervisor, threading.Event(), self.clock
+            self.live, self.slots, self.create, self.supervisor, threading.Event(), self.clock
         )
 
     def slot(self, name):
@@ -161,6 +172,16 @@ def test_workers_start_side_by_side_and_serve_once_the_router_is_connected():
     pool = after(world.look(), Role.PREFILL)
     assert (pool.view.num_serving, pool.view.num_starting) == (2, 2)
     assert pool.after == 4
+
+
+def test_a_worker_counts_as_starting_until_its_links_are_tested():
+    world = World("prefill-0", "decode-0")
+    world.look()
+    world.router.cold.add("decode-0")
+    pool = after(world.look(), Role.DECODE)
+    assert (pool.view.num_serving, pool.view.num_starting) == (0, 1)
+    world.router.cold.clear()
+    assert after(world.look(), Role.DECODE).view.num_serving == 1
 
 
 def test_a_worker_that_hangs_is_ended_after_its_time_and_holds_up_nothing():

@@ -7,7 +7,9 @@ from core.clock import ManualClock
 from core.layout import Dtype, KVLayout
 from core.link import LinkOpened
 from core.request import WorkerName
+from core.tally import Tally
 from kv_transfer.reshape import CacheShape, Reshape
+from prefill_worker.counts import LinkCounts
 from prefill_worker.link import Link, Way
 
 LAYOUT = KVLayout("w", Dtype.FLOAT32, block_size=4, num_layers=2, num_kv_heads=1, head_dim=8)
@@ -48,7 +50,7 @@ async def test_the_loop_goes_on_while_the_cache_of_a_lost_decode_worker_is_unmap
     shape = CacheShape(LAYOUT, 8)
     link = Link(
         LinkOpened("shm", "a test", (), LAYOUT, 8),
-        Way(sender, Reshape(shape, shape)),
+        Way(sender, Reshape(shape, shape), LinkCounts(Tally(), "decode-0", "memory")),
         stream,
         nothing_more(),
         peer_name=WorkerName("decode-0"),

@@ -52,10 +52,10 @@ class TestMembers:
         await join("prefill-0", Role.PREFILL)
         decode, prefill = fleet.decode("decode-0"), fleet.prefill("prefill-0")
         with decode.serving(make_request()), prefill.serving(make_request(num_prompt_tokens=7)):
-            assert fleet.decode_loads()[0].num_sequences == 1
-            assert fleet.prefill_loads()[0].num_prompt_tokens == 7
-        assert fleet.decode_loads()[0].num_sequences == 0
-        assert fleet.prefill_loads()[0].num_prompt_tokens == 0
+            assert decode.num_requests == 1
+            assert prefill.num_prompt_tokens == 7
+        assert decode.num_requests == 0
+        assert prefill.num_prompt_tokens == 0
 
     async def test_a_failure_gives_the_load_back(self, fleet, join):
         await join("decode-0")

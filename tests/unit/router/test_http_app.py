@@ -29,6 +29,7 @@ from router.http.reading import BodyReader
 from router.request import Defaults
 from router.running import RunningRequests
 from router.telemetry.gauges import Gauges
+from router.telemetry.recorder import Recorder
 from router.text.chat_template import ChatTemplate
 from router.text.tokenizer import Tokenizer
 from router.totals import KvCounters
@@ -170,7 +171,7 @@ def router_config():
 
 
 @pytest.fixture
-async def empty_world(fleet, clock, router_config, monkeypatch):
+async def empty_world(fleet, clock, router_config, monkeypatch, tmp_path):
     async def at_once(function, *arguments):
         return function(*arguments)
 
@@ -178,13 +179,14 @@ async def empty_world(fleet, clock, router_config, monkeypatch):
     counters = KvCounters()
     config = FrontDoorConfig("tiny", Mode.DISAGGREGATED, router_config)
     running = RunningRequests(router_config.max_active_requests, clock)
-    door = FrontDoor(Probe(), counters, running, History(10, clock))
+    recorder = Recorder(tmp_path / "record")
+    door = FrontDoor(Probe(), counters, running, History(10, clock), recorder=recorder)
     async with Dispatcher(fleet, config.dispatch, counters, clock) as dispatcher:
         generation = Generation(
             fleet, dispatcher, make_tokenizer(), door, config=config, clock=clock
         )
         bodies = BodyReader(max_body_bytes=1000, max_held_bytes=1500, timeout_s=0.05)
-        gauges = Gauges(fleet, dispatcher, door, clock)
+        gauges = Gauges(fleet, dispatcher, door, clock, config.mode)
         app = HttpApp(
             generation,
             door.readiness,
@@ -194,7 +196,8 @@ async def empty_world(fleet, clock, router_config, monkeypatch):
             lambda: door.measured.telemetry.exposition(gauges.samples()),
             bodies,
         ).asgi()
-        yield World(generation, fleet, dispatcher, door, app)
+        with recorder:
+            yield World(generation, fleet, dispatcher, door, app)
 
 
 @pytest.fixture
@@ -231,6 +234,22 @@ async def test_an_answer_comes_whole_with_usage_phases_and_timing(world):
     assert exchange.headers["content-length"] == str(len(exchange.data))
     assert "prefill;dur=1500.000, " in exchange.headers["server-timing"]
     await world.nothing_is_left()
+
+
+async def test_who_left_is_recorded_whether_it_ended_well_or_not(world, tmp_path):
+    exchange = world.post(CHAT, {"messages": USER, "max_tokens": 3})
+    await world.all_tokens(*ids_of("abc"))
+    await exchange.end()
+    gone = world.post(CHAT, {"messages": USER, "max_tokens": 3})
+    await world.first_token(ids_of("a")[0])
+    gone.leave()
+    await gone.end()
+    await world.nothing_is_left()
+    lines = (tmp_path / "record").read_text(encoding="utf-8").splitlines()
+    ended, left = map(json.loads, lines)
+    assert (ended["num_prompt_tokens"], ended["num_output_tokens"]) == (6, 3)
+    assert left["num_prompt_tokens"] == 6
+    assert left["num_output_tokens"] < 3
 
 
 async def test_a_stream_has_one_event_per_token_and_tells_its_end(world):

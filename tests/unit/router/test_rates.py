@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.timeline import TransferReport
-from router.placing.rates import Meter, Rates
+from router.placing.rates import Latest, Meter, Rates
 
 
 def test_nothing_is_known_before_it_is_measured():
@@ -71,3 +71,19 @@ def test_links_add_up_and_workers_that_are_gone_are_forgotten():
     rates.keep({"p1"})
     assert rates.link_bytes_per_s() is rates.decode_s() is rates.exposed_transfer_s() is None
     assert rates.prefill_tokens_per_s("p1") == 10
+
+
+@given(st.lists(st.tuples(st.sampled_from("abcd"), st.floats(0.1, 1e9)), max_size=60))
+def test_sums_are_those_of_the_latest_values(notes):
+    latest, values = Latest(), {}
+    assert latest.sum is latest.mean is latest.sum_of("ab") is None
+    for key, value in notes:
+        latest.note(key, value)
+        latest.note(key, None)
+        values[key] = value
+        mean = sum(values.values()) / len(values)
+        assert latest.sum == pytest.approx(sum(values.values()), rel=1e-6)
+        wanted = sum(values.get(key, mean) for key in "abx")
+        assert latest.sum_of("abx") == pytest.approx(wanted, rel=1e-6)
+    latest.keep("a")
+    assert latest.sum == values.get("a")
