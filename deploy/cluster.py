@@ -16,11 +16,8 @@ import ray
 from core.config import ClusterConfig
 from core.worker import Role
 from decode_worker.config import DecodeWorkerConfig
-<<<<<<< HEAD
 from deploy.container import free_shared_memory, shared_memory_problem
-=======
 from deploy.live_config import LiveConfig
->>>>>>> main
 from deploy.plan import ClusterPlan
 from deploy.pool import slots_of
 from deploy.ports import require_free, reserved_address

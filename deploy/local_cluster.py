@@ -24,12 +24,8 @@ from core.config import ClusterConfig
 from core.errors import ConfigError, PeerLost
 from core.process import EXIT_REFUSED
 from core.worker import Role
-<<<<<<< HEAD
-from deploy.ports import require_free, reserved_address
-=======
 from deploy.live_config import LiveConfig
-from deploy.ports import reserved_address
->>>>>>> main
+from deploy.ports import require_free, reserved_address
 from deploy.scaler import Scaler
 from deploy.supervisor import Slot, Supervisor, stop_timeout_s, stop_together
 
