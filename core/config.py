@@ -220,6 +220,9 @@ class RouterConfig(_Section):
     docs/placement.md. never: only where no prefill worker can."""
     local_prefill_tokens: int = Field(default=256, ge=1)
     """With local_prefill auto: most prompt tokens, less what is cached, to be read that way."""
+    resources: dict[str, Annotated[float, Field(gt=0)]] = {}
+    """With `twophase up`: Ray resources that the router takes of its node, by which that is chosen;
+    an address that clients know needs one."""
     drain_s: Seconds = 30.0
     """Longest wait for running requests when the router, or a worker, is stopping."""
     record: Path | None = None

@@ -16,10 +16,11 @@ import ray
 from core.config import ClusterConfig
 from core.worker import Role
 from decode_worker.config import DecodeWorkerConfig
+from deploy.container import free_shared_memory, shared_memory_problem
 from deploy.live_config import LiveConfig
 from deploy.plan import ClusterPlan
 from deploy.pool import slots_of
-from deploy.ports import reserved_address
+from deploy.ports import require_free, reserved_address
 from deploy.scaler import Scaler
 from deploy.server import ServerConfig
 from deploy.supervisor import Slot, Supervisor, stop_timeout_s, stop_together
@@ -29,6 +30,8 @@ from prefill_worker.config import PrefillWorkerConfig
 OBJECT_STORE_BYTES = 80 << 20
 
 Tell = Callable[[str], None]
+
+_log = logging.getLogger("twophase.deploy")
 
 
 @contextmanager
@@ -50,6 +53,7 @@ def ray_cluster(
     Raises:
         ModelError, ConfigError, PeerLost: it cannot start; nothing is left running then.
     """
+    require_free(config.router)
     limit_s = stop_timeout_s(config)
     with ExitStack() as stack:
         may_end = threading.Event()
@@ -120,6 +124,9 @@ def _init_ray(num_cpus: int) -> None:
     if "RAY_ADDRESS" in os.environ:
         ray.init(namespace="twophase", log_to_driver=False)
         return
+    problem = shared_memory_problem(free_shared_memory(), OBJECT_STORE_BYTES)
+    if problem is not None:
+        _log.warning("%s", problem)
     ray.init(
         namespace="twophase",
         # The workers' threads are what the machine is for; Ray's own count would refuse

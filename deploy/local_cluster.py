@@ -25,7 +25,7 @@ from core.errors import ConfigError, PeerLost
 from core.process import EXIT_REFUSED
 from core.worker import Role
 from deploy.live_config import LiveConfig
-from deploy.ports import reserved_address
+from deploy.ports import require_free, reserved_address
 from deploy.scaler import Scaler
 from deploy.supervisor import Slot, Supervisor, stop_timeout_s, stop_together
 
@@ -162,6 +162,7 @@ def local_cluster(
     Contract: called in a thread that lives as long as the cluster: on Linux the children end
     with the thread that started them.
     """
+    require_free(config.router)
     with ExitStack() as stack:
         logs = log_directory or Path(stack.enter_context(_temporary_directory()))
         path = logs / "cluster.yaml"

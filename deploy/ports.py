@@ -6,9 +6,13 @@ the system gives it to nobody else meanwhile, also while no worker lives. Where 
 no second socket on it (not Linux), nothing holds it.
 """
 
+import errno
 import socket
 import sys
 from contextlib import ExitStack
+
+from core.config import RouterConfig
+from core.errors import ConfigError
 
 LOOPBACK = "127.0.0.1"
 
@@ -24,3 +28,24 @@ def reserved_address(stack: ExitStack) -> str:
     else:
         holder.close()
     return address
+
+
+def require_free(router: RouterConfig) -> None:
+    """Refuse ports of the router that others listen at, before anything is started for it.
+
+    Raises:
+        ConfigError: with the key of the port.
+    """
+    for key, port in (("port", router.port), ("http_port", router.http_port)):
+        if not port:
+            continue
+        try:
+            socket.create_server((router.host, port)).close()
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                continue  # the router says so itself, if it is one
+            raise ConfigError(
+                f"router.{key}",
+                f"{router.host}:{port} cannot be listened at ({error.strerror}): another "
+                "deployment may be there, and 0 takes a free port",
+            ) from error

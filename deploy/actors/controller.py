@@ -90,7 +90,9 @@ class Controller:
         config, limit_s = self._config, stop_timeout_s(self._config)
         if is_new and not _asks_for_nodes(config):
             require_room(config, free_nodes())
-        plan = reconcile(sizes_of(config), pool.living(), is_new=is_new)
+        living = pool.living()
+        pool.places.sweep(living)
+        plan = reconcile(sizes_of(config), living, is_new=is_new)
         slots = self._slots(pool, plan, stack)
         if is_new:
             for slot in slots:
@@ -99,7 +101,6 @@ class Controller:
         stack.callback(stop_together, [router], limit_s)
         router.wait_until_up()
         router.keep()
-        pool.places.sweep()
         self._keep(pool, slots, router, stack)
         if is_new:
             wait_until_ready(router.address, config.security, READY_TIMEOUT_S)

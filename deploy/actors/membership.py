@@ -7,8 +7,9 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import grpc
 import ray
-from ray.exceptions import AuthenticationError, RayError
+from ray.exceptions import RayError
 
 from core.errors import ConfigError
 from deploy.actors.actor import first_line
@@ -18,6 +19,10 @@ CLIENT = "ray://"
 CONNECT_TIMEOUT_S = 5.0
 AUTH_MODE = "RAY_AUTH_MODE"
 OPTION = "--address"
+
+
+# Any small call of Ray's head: it answers, or says that it wants a token.
+PROBE = "/ray.rpc.NodeInfoGcsService/GetClusterId"
 
 
 @contextmanager
@@ -31,18 +36,24 @@ def joined(address: str) -> Iterator[None]:
     Raises:
         ConfigError: it cannot be joined; what has to be changed.
     """
+    wants_token = False
     if address != "auto":
         _require_listener(address)
+        wants_token = not address.startswith(CLIENT) and _wants_token(address)
+    own = os.environ.get(AUTH_MODE, "not set")
+    if wants_token and own != "token":
+        raise ConfigError(
+            AUTH_MODE,
+            f"is {own} here and token in the cluster at {address}: set it to token, and "
+            "RAY_AUTH_TOKEN_PATH to the cluster's file",
+        )
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         ray.init(
-            address=address,
-            namespace=NAMESPACE,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
+            address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR
         )
     except (RayError, RuntimeError, OSError, ValueError, AssertionError) as error:
-        raise ConfigError(OPTION, _why(address, error)) from error
+        raise ConfigError(OPTION, _why(address, error, wants_token=wants_token)) from error
     try:
         yield
     finally:
@@ -60,34 +71,34 @@ def _require_listener(address: str) -> None:
         raise ConfigError(OPTION, f"no Ray cluster is at {address}: {error}") from error
 
 
-def _why(address: str, error: Exception) -> str:
+def _wants_token(address: str) -> bool:
+    """Whether the head at `address` refuses a call without a token."""
+    with grpc.insecure_channel(address) as channel:
+        call = channel.unary_unary(PROBE, lambda message: message, lambda message: message)
+        try:
+            call(b"", timeout=CONNECT_TIMEOUT_S)
+        except grpc.RpcError as error:
+            return error.code() is grpc.StatusCode.UNAUTHENTICATED
+    return False
+
+
+def _why(address: str, error: Exception, *, wants_token: bool) -> str:
     """What is wrong, in words that name what to change."""
     said = str(error)
-    if isinstance(error, AuthenticationError) or "uthenticat" in said or "InvalidAuthToken" in said:
-        return _why_refused(address)
-    if re.search(r"version mismatch|[Vv]ersion.*(mismatch|do(es)? not match)", said):
-        versions = " ".join(said.split())
-        return f"the cluster at {address} runs other versions than this process: {versions}"
+    if re.search(r"version.{0,40}mismatch|versions? .*do(es)? not match", said, re.IGNORECASE):
+        words = " ".join(said.split())
+        return f"the cluster at {address} runs other versions than this process: {words}"
+    if wants_token:
+        return (
+            f"{AUTH_MODE} is token here and in the cluster at {address}, and the tokens differ: "
+            "see RAY_AUTH_TOKEN and RAY_AUTH_TOKEN_PATH"
+        )
     if address == "auto":
         return f"no Ray cluster runs on this machine: {first_line(error)}"
-    if "Raylet" in said or "raylet" in said:
+    if "raylet" in said.lower():
         return (
             f"this machine is no node of the cluster at {address}: join from one of its nodes, or "
             f"by {CLIENT}HOST:10001 ({first_line(error)})"
         )
-    return f"{address} cannot be joined: {first_line(error)}"
-
-
-def _why_refused(address: str) -> str:
     own = os.environ.get(AUTH_MODE, "not set")
-    other = "disabled" if own == "token" else "token"
-    if own == "token":
-        return (
-            f"the cluster at {address} refused the token: {AUTH_MODE} is token here, and the "
-            f"cluster's is either {other} or has another token (RAY_AUTH_TOKEN, "
-            "RAY_AUTH_TOKEN_PATH)"
-        )
-    return (
-        f"the cluster at {address} asks for a token: {AUTH_MODE} is {own} here and {other} there; "
-        "set it to token, and RAY_AUTH_TOKEN_PATH to the cluster's token file"
-    )
+    return f"{address} cannot be joined ({AUTH_MODE} is {own} here): {first_line(error)}"

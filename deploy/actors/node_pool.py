@@ -83,7 +83,8 @@ class NodePool:
         return Slot(name, lambda: next(makers)(), MonotonicClock())
 
     def _started(self, name: str, config: ServerConfig, place: Place | None) -> Any:  # a Ray handle
-        options: dict[str, Any] = {"num_cpus": 0}  # Any: options of many kinds
+        # Any: options of many kinds.
+        options: dict[str, Any] = {"num_cpus": 0, "resources": self._config.router.resources}
         if place is not None:
             own = dict(place.need.bundle)
             options = {

@@ -10,7 +10,7 @@ one is taken and after one was given back, so that nodes come before workers and
 
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -97,12 +97,14 @@ class Places:
                 remove_placement_group(place.group)
                 self._ask([*self._held.values()])
 
-    def sweep(self) -> None:
-        """Give back what nobody holds: places of workers that are gone with their controller."""
-        with self._lock:
-            for group in groups_of(self._cluster):
-                if server_of_name(self._cluster, group["name"]) not in self._held:
-                    remove_placement_group(get_placement_group(group["name"]))
+    def sweep(self, living: Collection[str]) -> None:
+        """Give back the places of all but the workers named: theirs are gone, and left no one.
+
+        Contract: called before a place is taken, since a name that is left over cannot be used.
+        """
+        for group in groups_of(self._cluster):
+            if server_of_name(self._cluster, group["name"]) not in living:
+                remove_placement_group(get_placement_group(group["name"]))
 
     def _nodes(self, role: Role) -> list[Node]:
         """Living nodes with all that they have, and the workers of the pool on each."""

@@ -6,6 +6,7 @@ TLS. A server reads no message of a call that it refuses. Knows no keys: `requir
 
 import functools
 import hmac
+import socket
 import ssl
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
@@ -39,16 +40,23 @@ class Access:
         return self.require is not None or (self.tls is not None and self.tls.ca is not None)
 
     def require_may_listen(self, listen: str, path: str) -> None:
-        """Refuse to serve strangers beyond this machine.
+        """Refuse to serve strangers beyond this machine, and names that do not lead there.
 
         Raises:
-            ConfigError: for the setting `path`, `listen` (host:port) is not on loopback.
+            ConfigError: for the setting `path`, `listen` (host:port) is not on loopback, or is a
+                name that stands for loopback here and for this machine elsewhere.
         """
         if not (self.knows_callers or self.is_insecure or is_loopback(listen)):
             raise ConfigError(
                 path,
                 f"{listen} can be reached from other machines, and nothing tells who calls: set "
                 "keys, a cluster secret or certificates in `security`, or security.insecure=true",
+            )
+        if not is_loopback(listen) and (found := _loopback_behind(listen)) is not None:
+            raise ConfigError(
+                path,
+                f"{listen} stands for {found} on this machine, which no other reaches: give the "
+                "address by which others do",
             )
 
     @property
@@ -93,6 +101,17 @@ class Credentials:
         if self.token is None:
             return channel
         return _BearerChannel(channel, ((AUTHORIZATION, f"Bearer {self.token}"),))
+
+
+def _loopback_behind(listen: str) -> str | None:
+    """The loopback address that the host of `listen` stands for here; None if it is reachable."""
+    host = listen.rpartition(":")[0].strip("[]")
+    try:
+        found = {str(info[4][0]) for info in socket.getaddrinfo(host, None)}
+    except OSError:
+        return None  # whoever binds it says so
+    is_here_alone = all(is_loopback(f"{address}:0") for address in found)
+    return min(found) if found and is_here_alone else None
 
 
 def internal_credentials(security: SecurityConfig) -> Credentials:

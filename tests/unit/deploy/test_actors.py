@@ -3,6 +3,7 @@
 import socket
 
 import pytest
+import ray
 
 from core.config import load_config
 from core.errors import ConfigError
@@ -164,3 +165,27 @@ def test_an_address_where_nobody_listens_is_told_at_once():
         joined("x"),
     ):
         pass
+
+
+VERSIONS = "Version mismatch: The cluster was started with:\n    Ray: 2.59.0\n    Python: 3.12.1\n"
+
+
+@pytest.mark.parametrize(
+    ("raised", "said"),
+    [
+        (RuntimeError(VERSIONS), "runs other versions than this process: Version mismatch: The"),
+        (ValueError("no Raylet of this node"), "is no node of the cluster at ray://"),
+        (ConnectionError("refused"), "cannot be joined (RAY_AUTH_MODE is not set here): refused"),
+    ],
+)
+def test_what_ray_says_is_told_in_words_of_what_to_change(raised, said, monkeypatch):
+    def fail(**options):
+        raise raised
+
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    monkeypatch.setattr(ray, "init", fail)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"ray://127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(ConfigError) as refused, joined(address):
+            pass
+    assert said in str(refused.value)

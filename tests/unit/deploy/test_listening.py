@@ -1,6 +1,7 @@
 """No server serves strangers beyond its machine unless it is told to."""
 
 import asyncio
+import socket
 from dataclasses import replace
 
 import pytest
@@ -46,3 +47,20 @@ async def test_a_worker_with_a_secret_may_listen_and_one_on_loopback_needs_none(
     ):
         with pytest.raises(ModelError):
             await start(config)
+
+
+@pytest.mark.case("B-153")
+@pytest.mark.parametrize("role", range(3), ids=["decode", "prefill", "router"])
+async def test_a_name_that_stands_for_loopback_is_refused(role, monkeypatch):
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.1.1", 0))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, port: found)
+    config = configs("security.insecure=true", "router.host=myhost")[role]
+    if role < 2:
+        config = replace(config, listen="myhost:7001")
+    with pytest.raises(ConfigError) as refused:
+        await start(config)
+    assert refused.value.path == ("router.host" if role == 2 else "listen")
+    assert "stands for 127.0.1.1 on this machine, which no other reaches" in str(refused.value)
+    found.append((socket.AF_INET, socket.SOCK_STREAM, 6, "", ("10.0.0.1", 0)))
+    with pytest.raises(ModelError):  # a name that others reach, too
+        await start(config)
