@@ -140,25 +140,45 @@ def test_nobody_is_left_without_a_worker_for_whom_one_may_be_started(scaling, st
         assert decided(record).decode > 0
 
 
-@settings(max_examples=8, deadline=None)
-@given(
-    st.floats(0.1, 10),
-    st.floats(0.5, 10),
-    st.tuples(st.integers(1, 6), st.integers(1, 6)),
-    st.sampled_from([None, 4.0, 7.0]),
-    st.randoms(),
-)
-def test_under_constant_load_no_pool_goes_up_and_down(rate, decode_s, staff, budget, random):
-    num_p, num_d = staff
-    plant = Plant(Run(scaling_of(budget=budget)))
-    for role, number in ((Role.PREFILL, num_p), (Role.DECODE, num_d)):
+LOADS = (st.floats(0.1, 10), st.floats(0.5, 10), st.tuples(st.integers(1, 6), st.integers(1, 6)))
+
+
+def sizes_under_constant_load(scaling, rate, decode_s, staff, random):
+    """Workers of each pool after each of sixty decisions about a load that only noise changes."""
+    plant = Plant(Run(scaling))
+    for role, number in zip((Role.PREFILL, Role.DECODE), staff, strict=True):
         for _ in range(number):
             plant.add(role, Life.SERVING)
     for _ in range(60):
         noise = random.uniform(0.93, 1.07)
         plant.step(demand_of(rate * noise, decode_s=decode_s), noise)
-    for role in Role:
-        numbers = [after(record, role).after for record in plant.run.records]
-        steps = [b - a for a, b in zip(numbers, numbers[1:], strict=False) if b != a]
+    return [[after(record, role).after for record in plant.run.records] for role in Role]
+
+
+def changes_of(numbers):
+    """At which decision a pool changed, and by how much."""
+    pairs = enumerate(zip(numbers, numbers[1:], strict=False), start=1)
+    return [(tick, b - a) for tick, (a, b) in pairs if b != a]
+
+
+@settings(max_examples=8, deadline=None)
+@given(*LOADS, st.randoms())
+def test_under_constant_load_no_pool_goes_up_and_down(rate, decode_s, staff, random):
+    for numbers in sizes_under_constant_load(scaling_of(), rate, decode_s, staff, random):
+        steps = [step for _, step in changes_of(numbers)]
         turns = sum((a > 0) != (b > 0) for a, b in zip(steps, steps[1:], strict=False))
         assert turns <= 1, numbers
+
+
+@settings(max_examples=8, deadline=None)
+@given(*LOADS, st.sampled_from([4.0, 7.0]), st.randoms())
+def test_under_a_spent_budget_no_pool_turns_within_its_cool_down(
+    rate, decode_s, staff, budget, random
+):
+    scaling = scaling_of(budget=budget)
+    for numbers in sizes_under_constant_load(scaling, rate, decode_s, staff, random):
+        changes = changes_of(numbers)
+        for (tick_a, a), (tick_b, b) in zip(changes, changes[1:], strict=False):
+            is_turn = (a > 0) != (b > 0)
+            waited_s = (tick_b - tick_a) * scaling.interval_s
+            assert not is_turn or waited_s >= scaling.cooldown_s, numbers
