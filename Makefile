@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEV := $(VENV)/.installed-dev
 PROTOS := $(wildcard proto/twophase/v1/*.proto)
-PACKAGES := core engine kv_transfer prefill_worker decode_worker router deploy bench proto/twophase
+PACKAGES := core engine kv_transfer kv_link prefill_worker decode_worker router deploy bench proto/twophase
 
 .DEFAULT_GOAL := help
 .PHONY: help demo serve test test-thorough check docs proto format model parity clean \

@@ -1,7 +1,7 @@
 """gRPC in, core types out: the prefill worker's server and the loop that feeds its device.
 
 The life of a prompt through this module is `PrefillService._prefill`, a few lines: wait and
-compute (`worker`), push what is computed (`link`), tell the router the first token and the end.
+compute (`worker`), push what is computed (`kv_link`), tell the router the first token and the end.
 Cancelling the call, or any failure, leaves through the same `finally`: the handoff is closed
 first, so that nobody reads the blocks any more, then the blocks go back.
 
@@ -35,8 +35,8 @@ from core.worker import (
     WorkerStatus,
 )
 from engine.runner import Runner
-from prefill_worker.link import Handoff
-from prefill_worker.link_pool import LinkPool
+from kv_link.link import Handoff
+from kv_link.link_pool import LinkPool
 from prefill_worker.worker import Computed, PrefillWorker
 from twophase import status_wire, worker_wire
 from twophase.server import Context, abort
@@ -139,10 +139,11 @@ class PrefillService(pb_grpc.WorkerServicer, pb_grpc.PrefillWorkerServicer):
                 computed = await progress.get()
                 if isinstance(computed, TwophaseError):
                     raise computed
-                handoff.computed(computed)
+                first = computed.first_token
+                first_token_id = None if first is None else first.token_id
+                handoff.computed(computed.num_tokens, computed.block_ids, first_token_id)
                 if computed.prompt_logprobs:
                     yield PromptLogprobs(request.request_id, computed.prompt_logprobs)
-                first = computed.first_token
                 if first is not None and computed.report is not None:
                     yield FirstToken(first.token_id, computed.report, first.logprobs)
                     is_prompt_done = True
@@ -222,7 +223,9 @@ class PrefillService(pb_grpc.WorkerServicer, pb_grpc.PrefillWorkerServicer):
         for computed in self._worker.layer_computed(num_layers):
             handoff = self._handoffs.get(computed.request_id)
             if handoff is not None:
-                handoff.layers_computed(computed)
+                handoff.layers_computed(
+                    computed.num_tokens, computed.num_layers, computed.block_ids
+                )
 
     def _tell(self, request_id: RequestId, progress: Computed | TwophaseError) -> None:
         queue = self._progress.get(request_id)

@@ -1,4 +1,4 @@
-"""The KV links of one prefill worker: found by the incarnation of the decode worker they lead to.
+"""The KV links out of one worker: found by the incarnation of the decode worker they lead to.
 
 Runs in the event loop; building a sender blocks, so it happens in a thread.
 """
@@ -15,6 +15,8 @@ from core.link import LinkOpened, LinkRefused, OpenLink
 from core.request import Request, WorkerName
 from core.worker import LinkStatus, RemoteReservation
 from engine.kv_cache import TORCH_DTYPES, KVCache
+from kv_link.bad_link import BadSender
+from kv_link.link import Handoff, Link, LinkLoad, Way
 from kv_transfer.backend import BackendKind, Offer, Sender
 from kv_transfer.connection import connect, local_endpoint
 from kv_transfer.converting import ConvertingSender
@@ -22,9 +24,6 @@ from kv_transfer.outbound import OutboundTransfer
 from kv_transfer.pages import view_as_pages
 from kv_transfer.plan import Reservation
 from kv_transfer.reshape import CacheShape, Reshape, require_reshapable
-from prefill_worker.bad_link import BadSender
-from prefill_worker.link import Handoff, Link, Way
-from prefill_worker.meter import LinkLoad
 from twophase.credentials import Credentials
 from twophase.peer import Peer
 
