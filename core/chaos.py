@@ -37,9 +37,9 @@ class ChaosConfig(BaseModel):
     max_tokens: int = Field(default=96, ge=8)
     """Length of each answer, where nothing else ends it."""
     lost_pieces: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Share of the pieces of KV cache that prefill workers do not send, though they say so."""
+    """Share of the pieces of KV cache that senders do not send, though they say so."""
     piece_delay_s: float = Field(default=0.0, ge=0, le=60)
-    """How long a prefill worker waits before each piece."""
+    """How long a sender waits before each piece."""
     seed: int = 1
     """Of the draws: which fault, which worker, which pieces."""
 

@@ -12,6 +12,7 @@ from core.worker import Role, WorkerInfo
 from decode_worker.config import DecodeWorkerConfig
 from decode_worker.limits import Limits
 from decode_worker.link import LinkServer
+from decode_worker.migration import Migrations
 from decode_worker.scheduler import Scheduler
 from decode_worker.service import DecodeService
 from decode_worker.worker import DecodeWorker
@@ -20,12 +21,13 @@ from engine.device_thread import device_thread
 from engine.leader import Allocate, EngineSettings, running_engine
 from engine.runner import Runner
 from engine.shared_memory import SharedMemory
+from kv_link.link_pool import Identity, LinkPool
 from kv_transfer.backend import BackendKind, ReceiverBackend
 from kv_transfer.connection import has_rdma, open_backend
 from kv_transfer.cuda.nccl_pair import forbid_watchdog
 from kv_transfer.nixl import agent as nixl_agent
 from kv_transfer.shm import ShmBackend
-from twophase.credentials import internal_access
+from twophase.credentials import internal_access, internal_credentials
 from twophase.server import running_server
 from twophase.v1 import worker_pb2_grpc as pb_grpc
 
@@ -127,8 +129,20 @@ async def _serve(
         config=config.transfer,
         clock=clock,
     )
-    service = DecodeService(info, worker, runner, links, device=device, clock=clock)
-    async with running_server(config.listen, access, stop_grace_s=STOP_GRACE_S) as server:
+    out = LinkPool(
+        Identity(info.name, info.incarnation, info.layout),
+        runner.cache,
+        config.transfer,
+        clock,
+        credentials=internal_credentials(config.security),
+        chaos=config.chaos,
+    )
+    async with (
+        out,
+        running_server(config.listen, access, stop_grace_s=STOP_GRACE_S) as server,
+    ):
+        migrations = Migrations(worker, out, clock)
+        service = DecodeService(worker, runner, links, migrations, device=device, clock=clock)
         pb_grpc.add_WorkerServicer_to_server(service, server.grpc)
         pb_grpc.add_DecodeWorkerServicer_to_server(service, server.grpc)
         worker.address = await server.start()

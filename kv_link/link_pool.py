@@ -100,8 +100,10 @@ class LinkPool:
         """Start the handoff of one request, on a new link if there is none.
 
         Raises:
-            LayoutMismatch, ConfigError, PeerLost, TransferFailed: there can be no link.
+            LayoutMismatch, ConfigError, PeerLost, TransferFailed: there can be no link, or decode
+                reserved for another prompt.
         """
+        _require_same_prompt(request, reservation)
         link = await self._get(reservation)
         transfer = OutboundTransfer(
             Reservation(
@@ -275,4 +277,14 @@ def _require_room_for_a_block(sender: Sender, opened: LinkOpened) -> None:
         raise LayoutMismatch(
             f"one layer of a block takes {num_bytes} bytes, {opened.kind} stages {largest} where "
             f"shapes differ ({opened.layout})"
+        )
+
+
+def _require_same_prompt(request: Request, reservation: RemoteReservation) -> None:
+    """Refuse a KV cache that decode would take for that of another prompt of as many blocks."""
+    if request.prompt_digest != reservation.prompt_digest:
+        raise TransferFailed(
+            TransferFailure.REFUSED,
+            f"the prompt of {request.num_prompt_tokens} tokens is not the one for which "
+            f"{reservation.decode_worker} reserved blocks",
         )

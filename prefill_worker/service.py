@@ -20,8 +20,6 @@ from core.errors import (
     InvariantBroken,
     PeerLost,
     PeerStopping,
-    TransferFailed,
-    TransferFailure,
     TwophaseError,
 )
 from core.request import Request, RequestId
@@ -125,7 +123,6 @@ class PrefillService(pb_grpc.WorkerServicer, pb_grpc.PrefillWorkerServicer):
     ) -> AsyncGenerator[PrefillEvent, None]:
         if self._is_draining:
             raise PeerStopping(self._info.name)
-        _require_same_prompt(request, reservation)
         self._worker.add(request, self._clock.now_s())
         progress = self._progress[request.request_id] = asyncio.Queue()
         self._work.set()
@@ -231,13 +228,3 @@ class PrefillService(pb_grpc.WorkerServicer, pb_grpc.PrefillWorkerServicer):
         queue = self._progress.get(request_id)
         if queue is not None:
             queue.put_nowait(progress)
-
-
-def _require_same_prompt(request: Request, reservation: RemoteReservation) -> None:
-    """Refuse a KV cache that decode would take for that of another prompt of as many blocks."""
-    if request.prompt_digest != reservation.prompt_digest:
-        raise TransferFailed(
-            TransferFailure.REFUSED,
-            f"the prompt of {request.num_prompt_tokens} tokens is not the one for which "
-            f"{reservation.decode_worker} reserved blocks",
-        )

@@ -12,7 +12,7 @@ Pure: facts and times in, what to deliver out.
 from dataclasses import dataclass, replace
 
 from core.completion import Completion
-from core.errors import InvariantBroken, TwophaseError
+from core.errors import InvariantBroken, PeerStopping, TwophaseError
 from core.request import (
     FinishReason,
     Logprobs,
@@ -27,6 +27,7 @@ from core.timeline import DecodeReport, Phases, PrefillReport, TransferReport
 from core.worker import (
     DecodeDone,
     FirstToken,
+    Held,
     NewToken,
     PromptLogprobs,
     RemoteReservation,
@@ -50,6 +51,7 @@ Event = (
     | FirstToken
     | TransferReport
     | NewToken
+    | Held
     | RequestFailed
     | PrefillFailed
 )
@@ -174,9 +176,11 @@ class Answer:
                 self._is_prefill_lost = True
                 if not self._is_decoded_from_moved_kv:
                     return self._failure(event.error, is_from_prefill=True)
-            case RequestFailed():
+            case RequestFailed() | Held():
                 self._is_prefill_lost = True
-                return self._failure(event.error, is_from_prefill=False)
+                stops = PeerStopping(self.workers[1])
+                error = event.error if isinstance(event, RequestFailed) else stops
+                return self._failure(error, is_from_prefill=False)
         return None
 
     def _failure(self, error: TwophaseError, *, is_from_prefill: bool) -> Failure | None:

@@ -52,12 +52,14 @@ class Fleet:
         *,
         worker_timeout_s: float,
         wedged_after_s: float,
+        may_migrate: bool = True,
         credentials: Credentials = Credentials(),
     ) -> None:
         self.changed = asyncio.Event()
         self._clock = clock
         self._worker_timeout_s = worker_timeout_s
         self._wedged_after_s = wedged_after_s
+        self._may_migrate = may_migrate
         self._credentials = credentials
         self._members: dict[WorkerName, Member] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -301,7 +303,7 @@ class Fleet:
         layouts = [member.info.layout for member in members if member.is_usable(now_s)]
         for member in members:
             if member.is_draining and member.info.layout in layouts:
-                member.hand_over()
+                member.hand_over(may_migrate=self._may_migrate)
 
     async def _until_lost(self, member: Member) -> None:
         """Return when the worker ends its session; raise PeerLost when it is stuck or gone."""

@@ -333,9 +333,9 @@ class DecodeMachine(RuleBasedStateMachine):
     def counts_agree(self):
         counts, worker = self.pool.counts(), self.world.worker
         assert counts.free + counts.used + counts.quarantined == NUM_BLOCKS
-        assert worker.num_known == sum(not life.is_over for life in self.lives.values())
-        assert worker.num_waiting <= 2
-        assert worker.num_waiting + worker.num_reservations == worker.num_known
+        assert worker.counts.num_known == sum(not life.is_over for life in self.lives.values())
+        assert worker.counts.num_waiting <= 2
+        assert worker.counts.num_waiting + worker.counts.num_reservations == worker.counts.num_known
 
     def teardown(self):
         if self.steps is not None:
