@@ -147,19 +147,25 @@ class DecodeMachine(RuleBasedStateMachine):
             self.lives.pop(key).is_over = True
         self.hear_all()
 
-    @rule(name=names, session=sessions, is_shipped=st.booleans())
-    def hold(self, name, session, is_shipped):
+    @precondition(lambda self: self.lives)
+    @rule(data=st.data(), is_shipped=st.booleans(), seconds=st.sampled_from([0.0, 0.0, 60.0]))
+    def hold(self, data, is_shipped, seconds):
+        session, name = key = data.draw(st.sampled_from(sorted(self.lives)))
         self.world.worker.hold(session, name, self.world.now_s)
         self.hear_all()
-        life = self.lives.get((session, name))
-        if life is not None and life.is_held and is_shipped:
+        if key in self.held() and is_shipped:
             self.ship(session, name)
+            self.pass_s(seconds)
 
-    @precondition(lambda self: any(life.is_held for life in self.lives.values()))
+    @precondition(lambda self: any(self.held()))
     @rule(data=st.data())
     def ship_one(self, data):
-        held = sorted(key for key, life in self.lives.items() if life.is_held)
+        held = self.held()
         self.ship(*data.draw(st.sampled_from(held)))
+
+    def held(self):
+        lives = self.lives.items()
+        return sorted(key for key, life in lives if life.is_held and not life.is_over)
 
     def ship(self, session, name):
         life = self.lives.pop((session, name))
