@@ -80,8 +80,9 @@ bench-cancel: $(DEV)  ## How soon both phases stop when a client goes away
 bench-interference: $(DEV)  ## What a long prompt does to running streams, in each mode
 	$(BIN)/python -m bench.interference
 
-bench-recovery: $(DEV)  ## How long streams stand still when their decode worker is killed
+bench-recovery: $(DEV)  ## How long streams stand still when their decode worker is killed, or stopped
 	$(BIN)/python -m bench.recovery
+	$(BIN)/python -m bench.drain
 
 bench-scaling: $(DEV)  ## Real pools under a load that turns from long prompts to long answers
 	$(BIN)/python -m bench.scaling

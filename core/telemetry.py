@@ -143,6 +143,13 @@ KV_SOURCE = _counter(
     "source",
 )
 HANDOFFS = _counter("handoffs", "KV caches that were to be moved: sealed, or failed.", "outcome")
+MIGRATIONS = _counter(
+    "migrations",
+    "Running answers whose KV cache a decode worker that stops was to ship to another: sealed, or "
+    "why not; those were read again.",
+    "outcome",
+)
+MIGRATED_BYTES = _counter("migrated_bytes", "KV cache that arrived that way.")
 LINK_BYTES = _counter(
     "link_bytes",
     "Bytes acknowledged over each link that is open; begins anew with a new link.",
@@ -170,6 +177,7 @@ TABLE = (
     *(TIME_TO_FIRST_TOKEN, INTER_TOKEN_LATENCY, REQUEST_DURATION, QUEUE_WAIT, PHASE, PREFILL),
     *(KV_TRANSFER, KV_TRANSFER_EXPOSED, KV_TRANSFER_BYTES),
     *(REQUESTS, PROMPT_TOKENS, OUTPUT_TOKENS, FAILED_ATTEMPTS, KV_SOURCE, HANDOFFS),
+    *(MIGRATIONS, MIGRATED_BYTES),
     *(REQUESTS_RUNNING, REQUESTS_WAITING, READY, WORKERS, WORKER_REQUESTS, WORKER_STEPS),
     *(KV_BLOCKS, LINK_BYTES),
 )

@@ -48,6 +48,10 @@ class Gauges:
         yield Sample(telemetry.KV_SOURCE, totals.num_local_prefill_tokens, ("local",))
         yield Sample(telemetry.HANDOFFS, totals.num_sealed_handoffs, ("sealed",))
         yield Sample(telemetry.HANDOFFS, totals.num_failed_handoffs, ("failed",))
+        yield Sample(telemetry.MIGRATIONS, totals.num_migrations, ("sealed",))
+        for reason, count in totals.failed_migrations:
+            yield Sample(telemetry.MIGRATIONS, count, (reason,))
+        yield Sample(telemetry.MIGRATED_BYTES, totals.num_migrated_bytes)
 
     def _pool(self, role: Role) -> Iterator[Sample]:
         members, now_s = self.fleet.members(role), self.clock.now_s()
