@@ -1,7 +1,5 @@
 """The pause of a stream is its longest gap after the stop, and only of one that moved."""
 
-import dataclasses
-
 from bench.drain import pauses_of, rows
 from bench.load import Arrival, StreamLog
 from core.completion import Completion
