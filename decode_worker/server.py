@@ -6,7 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
-from core.clock import MonotonicClock
+from core.clock import Clock, MonotonicClock
 from core.model_path import find_model
 from core.worker import Role, WorkerInfo
 from decode_worker.config import DecodeWorkerConfig
@@ -101,42 +101,10 @@ async def _serve(
 ) -> None:
     access = internal_access(config.security)
     clock = MonotonicClock()
-    info = WorkerInfo(
-        name=config.name,
-        role=Role.DECODE,
-        incarnation=uuid.uuid4().hex,
-        model=config.model,
-        layout=runner.layout,
-        num_blocks=runner.num_blocks,
-        max_context_tokens=runner.max_context_tokens,
-        vocab_size=runner.config.vocab_size,
-        max_num_sequences=config.pool.max_num_sequences,
-        kernels=runner.kernels,
-    )
-    scheduler = Scheduler(
-        config.mode,
-        max_batch_tokens=config.pool.max_batch_tokens,
-        max_num_sequences=config.pool.max_num_sequences,
-    )
-    limits = Limits(runner.max_context_tokens, config.pool.max_waiting_requests)
-    pool = BlockPool(runner.num_blocks, runner.layout.block_size)
-    worker = DecodeWorker(info, pool, scheduler, limits)
-    links = LinkServer(
-        info,
-        worker,
-        runner.cache.kv_L2NSKD,
-        backends,
-        config=config.transfer,
-        clock=clock,
-    )
-    out = LinkPool(
-        Identity(info.name, info.incarnation, info.layout),
-        runner.cache,
-        config.transfer,
-        clock,
-        credentials=internal_credentials(config.security),
-        chaos=config.chaos,
-    )
+    worker = _worker(config, runner)
+    cache = runner.cache.kv_L2NSKD
+    links = LinkServer(worker.info, worker, cache, backends, config=config.transfer, clock=clock)
+    out = _links_out(config, worker.info, runner, clock)
     async with (
         out,
         running_server(config.listen, access, stop_grace_s=STOP_GRACE_S) as server,
@@ -157,3 +125,40 @@ async def _serve(
             await server.stop()
             for loop in loops:
                 loop.cancel()
+
+
+def _worker(config: DecodeWorkerConfig, runner: Runner) -> DecodeWorker:
+    info = WorkerInfo(
+        name=config.name,
+        role=Role.DECODE,
+        incarnation=uuid.uuid4().hex,
+        model=config.model,
+        layout=runner.layout,
+        num_blocks=runner.num_blocks,
+        max_context_tokens=runner.max_context_tokens,
+        vocab_size=runner.config.vocab_size,
+        max_num_sequences=config.pool.max_num_sequences,
+        kernels=runner.kernels,
+    )
+    scheduler = Scheduler(
+        config.mode,
+        max_batch_tokens=config.pool.max_batch_tokens,
+        max_num_sequences=config.pool.max_num_sequences,
+    )
+    limits = Limits(runner.max_context_tokens, config.pool.max_waiting_requests)
+    pool = BlockPool(runner.num_blocks, runner.layout.block_size)
+    return DecodeWorker(info, pool, scheduler, limits)
+
+
+def _links_out(
+    config: DecodeWorkerConfig, info: WorkerInfo, runner: Runner, clock: Clock
+) -> LinkPool:
+    """Links to other decode workers, for when this one stops."""
+    return LinkPool(
+        Identity(info.name, info.incarnation, info.layout),
+        runner.cache,
+        config.transfer,
+        clock,
+        credentials=internal_credentials(config.security),
+        chaos=config.chaos,
+    )

@@ -33,11 +33,12 @@ MIN_MIGRATED_TOKENS = 64
 class Mailbox:
     """All that workers say about one request, in order of arrival.
 
-    num_prompt_tokens as its workers know it. has_token: its decode worker makes tokens.
+    num_tokens: of its prompt, and those that its decode worker made; has_token: it made some.
+    is_leaving: that worker stops. is_held: its KV cache stays there after the mailbox is gone.
     """
 
     def __init__(self, clock: Clock, num_prompt_tokens: int = 0) -> None:
-        self.num_prompt_tokens = num_prompt_tokens
+        self.num_tokens = num_prompt_tokens
         self.has_token = False
         self.is_leaving = False
         self.is_held = False
@@ -140,9 +141,11 @@ class DecodeMember(Member):
                 on_draining()
 
     def _hand_out(self, event: Event, mailbox: Mailbox) -> None:
-        if isinstance(event, NewToken) and not mailbox.has_token:
-            mailbox.has_token = True
-            self.breaker.succeeded()
+        if isinstance(event, NewToken):
+            mailbox.num_tokens += 1
+            if not mailbox.has_token:
+                mailbox.has_token = True
+                self.breaker.succeeded()
         mailbox.put(event)
 
     def hand_over(self, *, may_migrate: bool) -> None:
@@ -154,7 +157,7 @@ class DecodeMember(Member):
             if mailbox.is_leaving:
                 continue
             mailbox.is_leaving = True
-            is_long = mailbox.num_prompt_tokens >= MIN_MIGRATED_TOKENS
+            is_long = mailbox.num_tokens >= MIN_MIGRATED_TOKENS
             if may_migrate and mailbox.has_token and is_long:
                 self.send(HoldRequest(request_id))
             else:

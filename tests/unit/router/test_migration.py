@@ -198,6 +198,12 @@ async def test_short_answers_and_those_of_a_cluster_that_recomputes_are_not_held
         for mailbox in (short, waits):
             ((event, _),) = await mailbox.get()
             assert isinstance(event, RequestFailed)
+    grown = Mailbox(clock, MIN_MIGRATED_TOKENS - 1)
+    with member.receiving("grown", grown):
+        member._session.say(DecodeUpdate(tokens=(token(1, request_id="grown"),)))
+        await grown.get()
+        member.hand_over(may_migrate=True)
+        assert HoldRequest("grown") in member._session.sent
     recomputed = Mailbox(clock, 64)
     recomputed.has_token = True
     with member.receiving("r", recomputed):
