@@ -56,8 +56,9 @@ proto: $(DEV)  ## Generate the message modules from proto/twophase/v1/*.proto
 	$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=proto --pyi_out=proto \
 		--grpc_python_out=proto $(PROTOS)
 
-docs: $(DEV)  ## Write docs/metrics.md from the metric table
+docs: $(DEV)  ## Write docs/metrics.md from the metric table, and the Grafana board
 	$(BIN)/python -m tests.metrics_page
+	$(BIN)/python -m deploy.grafana
 
 parity: $(DEV)  ## Compare every mode and transport with a file of reference tokens
 	$(BIN)/python -m bench.parity $(REFERENCE)

@@ -1,7 +1,8 @@
 """The `chaos` section of the YAML: faults to order, for a cluster that nobody depends on.
 
-`twophase chaos` kills and pauses workers by it; a prefill worker of a cluster with it enabled makes
-its links bad. Off unless `enabled`; settings that then have no effect are refused.
+`twophase chaos` kills and pauses processes by it; in a cluster with it enabled, prefill workers
+make their links bad, and child processes have clocks that differ. Off unless `enabled`; settings
+that then have no effect are refused.
 """
 
 from enum import StrEnum
@@ -11,10 +12,11 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class FaultKind(StrEnum):
-    """What is done to a worker's process."""
+    """What is done to the process of a worker or a router."""
 
     KILL = "kill"
     PAUSE = "pause"
+    MEMORY = "memory"
 
 
 class ChaosConfig(BaseModel):
@@ -29,9 +31,12 @@ class ChaosConfig(BaseModel):
     every_s: float = Field(default=5.0, gt=0, le=3_600)
     """From one fault to the next."""
     faults: tuple[FaultKind, ...] = Field(default=(FaultKind.KILL, FaultKind.PAUSE), min_length=1)
-    """kill (SIGKILL) and pause (SIGSTOP, then SIGCONT); each time one of these is drawn."""
+    """kill (SIGKILL), pause (SIGSTOP, then SIGCONT) and memory (nearly no more of it can be had, by
+    RLIMIT_AS); each time one of these is drawn."""
     pause_s: float = Field(default=2.0, gt=0, le=3_600)
-    """How long a paused worker stands still."""
+    """How long a paused process stands still, or gets no memory."""
+    routers: int = Field(default=2, ge=1, le=16)
+    """Of the run. With several, they are hit too, and a client goes on at the next one."""
     streams: int = Field(default=8, ge=1, le=1024)
     """Requests that run at the same time."""
     max_tokens: int = Field(default=96, ge=8)
@@ -40,8 +45,13 @@ class ChaosConfig(BaseModel):
     """Share of the pieces of KV cache that senders do not send, though they say so."""
     piece_delay_s: float = Field(default=0.0, ge=0, le=60)
     """How long a sender waits before each piece."""
+    clock_skew_s: int = Field(default=0, ge=0, le=10**8)
+    """Each child process has a monotonic clock of its own, up to so many seconds ahead of the
+    machine's (time namespaces: Linux, as root)."""
+    link_bytes_per_s: float | None = Field(default=None, ge=1_000)
+    """Most that a worker sends over each of its links; default: what the link carries."""
     seed: int = 1
-    """Of the draws: which fault, which worker, which pieces."""
+    """Of the draws: which fault, who is hit, which pieces, which clock is how far ahead."""
 
     @model_validator(mode="after")
     def _takes_effect(self) -> Self:
@@ -54,4 +64,5 @@ class ChaosConfig(BaseModel):
     @property
     def is_link_bad(self) -> bool:
         """Whether pieces are lost or late."""
-        return self.lost_pieces > 0 or self.piece_delay_s > 0
+        is_slow = self.piece_delay_s > 0 or self.link_bytes_per_s is not None
+        return self.lost_pieces > 0 or is_slow

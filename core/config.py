@@ -15,6 +15,7 @@ from core.chaos import ChaosConfig
 from core.config_file import apply_override, errors_of, read_tree
 from core.errors import ConfigError
 from core.layout import Dtype
+from core.resources import ReplicaResources
 from core.scaling import ScalingConfig
 from core.security import SecurityConfig
 
@@ -96,6 +97,8 @@ class PoolConfig(_Section):
     Default: 1GiB on a CPU; on cards 85 % of what is free with the weights in them."""
     max_batch_tokens: int = Field(default=512, ge=1)
     """Tokens of one step: the chunk budget of a prefill."""
+    resources: ReplicaResources = ReplicaResources()
+    """What one worker takes of the nodes of a Ray cluster that it is placed on (`twophase up`)."""
 
     @model_validator(mode="after")
     def _gpus_suffice(self) -> Self:
@@ -198,6 +201,9 @@ class RouterConfig(_Section):
     """A worker that says nothing for this long is lost; a broken connection is noticed at once."""
     wedged_after_s: Seconds = 60.0
     """A worker that answers, but does no step for this long while work waits, is lost, too."""
+    warm_s: float = Field(default=10.0, ge=0, le=3600)
+    """Longest that a worker which connected waits for the test of its links while others can
+    serve; a link that is not there by then is made when it is needed. 0: it serves at once."""
     on_failure: OnFailure = OnFailure.RESUME
     """resume: a request that a worker failed goes on elsewhere, from its last token; without a
     prefill worker, decode workers read prompts. fail: it ends with the worker's error."""
@@ -308,6 +314,7 @@ def _refuse_unusable_cards(config: ClusterConfig) -> None:
     for name, pool in pools.items():
         if config.engine.device == "cpu" and pool.gpus is not None:
             raise ConfigError(f"{name}.gpus", "has no effect with engine.device cpu: take it out")
+        _refuse_unusable_resources(name, pool, device)
         is_split = config.engine.device == "cuda" and pool.tensor_parallel > 1
         if is_split and config.prefill_pool is not None:
             raise ConfigError(
@@ -316,6 +323,17 @@ def _refuse_unusable_cards(config: ClusterConfig) -> None:
                 "over, since one rank does it and does not reach the others' cards; one rank, or "
                 "mode chunked or colocated, can serve",
             )
+
+
+def _refuse_unusable_resources(name: str, pool: PoolConfig, device: str) -> None:
+    num_gpus = pool.resources.gpus
+    if device == "cpu" and num_gpus:
+        raise ConfigError(f"{name}.resources.gpus", "has no effect with engine.device cpu")
+    if device == "cuda" and num_gpus is not None and num_gpus < pool.tensor_parallel:
+        raise ConfigError(
+            f"{name}.resources.gpus",
+            f"is {num_gpus}, less than the {pool.tensor_parallel} ranks of a worker take",
+        )
 
 
 def _refuse_unusable_scaling(config: ClusterConfig) -> None:

@@ -13,6 +13,7 @@
     |-- Cancelled           the caller went away
     |-- PeerLost            a worker or a router died or fell silent
     |   `-- PeerStopping    a worker stops in order, and hands over what it has
+    |-- DeviceLost          the device fails every step; the process that has it ends
     |-- TransferFailed      a handoff did not arrive whole (reason: TransferFailure)
     |-- LayoutMismatch      two workers hold KV blocks of different shapes
     |-- ConfigError         the configuration cannot be used (path, problem, suggestion)
@@ -124,6 +125,10 @@ class TransferFailure(StrEnum):
     ABORTED = "aborted"
 
 
+class DeviceLost(TwophaseError):
+    """A device fails every step that it is given."""
+
+
 class TransferFailed(TwophaseError):
     """A handoff ended without proven KV blocks at the decode worker."""
 
@@ -158,3 +163,9 @@ class ModelError(TwophaseError):
 
 class InvariantBroken(TwophaseError):
     """Something that must always hold did not; the device loop that finds it stops its process."""
+
+
+def word_of(error: BaseException) -> str:
+    """What kind of error it is, as a label: invalid_request, ...; internal for what is no kind."""
+    name = type(error).__name__ if isinstance(error, TwophaseError) else "internal"
+    return "".join(f"_{c.lower()}" if c.isupper() else c for c in name).lstrip("_")

@@ -12,11 +12,13 @@ class WorkerState(StrEnum):
     """Whether a connected worker is given requests.
 
     draining: nothing new, it stops or was told to. suspect: none for a while, it failed some.
+    warming: none while others can serve, until its links are tested.
     """
 
     READY = "ready"
     DRAINING = "draining"
     SUSPECT = "suspect"
+    WARMING = "warming"
 
 
 @dataclass(frozen=True, slots=True)

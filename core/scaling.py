@@ -8,7 +8,7 @@ import math
 from pathlib import Path
 from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ByteSize, ConfigDict, Field, model_validator
 
 from core.errors import ConfigError
 
@@ -84,10 +84,15 @@ class ScalingConfig(_Section):
     """A worker that has not come up within this time is given up."""
     idle_s: Seconds = 600.0
     """With min_replicas 0: how long nobody asks anything before all workers stop."""
+    ask_for_nodes: bool = False
+    """With `twophase up`: whether Ray's own autoscaler is asked for the nodes that the workers
+    take. Only for Ray clusters that have one; it then follows what is decided here."""
     dry_run: bool = False
     """Decide and say so, but change nothing."""
     log: Path | None = None
     """File to which each decision is appended as a line of JSON, for `twophase scaling`."""
+    log_size: ByteSize = Field(default=ByteSize(16 << 20), ge=4096)
+    """At this size `log` becomes LOG.1, in place of an older one, and another begins."""
 
     @model_validator(mode="after")
     def _is_safe(self) -> Self:

@@ -109,6 +109,10 @@ class Window:
         values = self._lately(now_s)
         return sum(values) / self.covered_s(now_s) if values else None
 
+    def is_empty(self, now_s: float) -> bool:
+        """Whether nothing was noted within the span."""
+        return not self._lately(now_s)
+
     def covered_s(self, now_s: float) -> float:
         """The span that the values cover: shorter where there were too many to keep."""
         is_cut = len(self._values) == MAX_VALUES

@@ -2,12 +2,14 @@
 
 Each phase is measured by the code that waited or computed: the router measures tokenize, place,
 recovery, reserve and delivery; the prefill worker queue, prefill and exposed transfer; the decode
-worker slot wait and decode. Only durations cross processes, so no two clocks are ever compared.
-What the phases do not cover (hops between processes) is shown as `unaccounted_s`, never hidden.
+worker slot wait and decode. Only durations make phases, so no two clocks are ever compared. The
+events that a report comes with show the same in detail (`core.events`). What the phases do not
+cover (hops between processes) is shown as `unaccounted_s`, never hidden.
 """
 
 from dataclasses import dataclass, fields
 
+from core.events.event import Event
 from core.request import RequestId
 
 
@@ -69,6 +71,7 @@ class PrefillReport:
     prefill_s: float
     num_cached_tokens: int
     num_chunks: int
+    events: tuple[Event, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +86,7 @@ class TransferReport:
     num_pieces: int
     push_s: float
     exposed_s: float
+    events: tuple[Event, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,3 +122,4 @@ class DecodeReport:
     mean_num_history_tokens: float = 0.0
     prompt_gap_s: float = 0.0
     longest_gap: Gap | None = None
+    events: tuple[Event, ...] = ()

@@ -11,6 +11,7 @@ from core.errors import TwophaseError
 from core.layout import KVLayout
 from core.request import FinishReason, Logprobs, Request, RequestId, WorkerName
 from core.signals import Signals
+from core.telemetry import Sample
 from core.timeline import DecodeReport, PrefillReport, TransferReport
 
 
@@ -64,6 +65,7 @@ class WorkerStatus:
     num_steps rises, or the worker is wedged. is_draining: it stops, and takes nothing new.
     quarantine_age_s: how long the oldest quarantined reservation waits for its writer to be fenced,
     0 without one. More than some seconds mean a peer that neither answers nor dies.
+    samples: what the worker counted since it began, for /metrics.
     """
 
     name: WorkerName
@@ -89,6 +91,7 @@ class WorkerStatus:
     num_runnable_requests: int = 0
     is_draining: bool = False
     signals: Signals = Signals()
+    samples: tuple[Sample, ...] = ()
 
     @property
     def held(self) -> dict[str, int]:

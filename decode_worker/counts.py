@@ -1,42 +1,49 @@
-"""How many requests stand where at a decode worker.
+"""What a decode worker counts of its steps since it began, for /metrics.
 
-Pure.
+Runs in the event loop, between two steps: some microseconds for each, whatever its size.
 """
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from bisect import bisect_left
 
-from decode_worker.sequence import Sequence
+from core import telemetry
+from core.tally import Distribution, Tally
+from core.telemetry import BATCHES, HISTORIES, size_label
+from core.worker import Role
+from decode_worker.step_log import StepFacts
 
 
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """All of a worker's requests at one moment.
+class StepCounts:
+    """Steps by kind and size, and the KV cache that they read."""
 
-    num_waiting have no blocks yet, num_reservations have some. num_running: their prompt is
-    complete. num_runnable: their next step waits for the device alone, or they are in one.
-    num_waiting_tokens of prompts are still to be read here. num_known: all, and those that ended
-    while their KV cache is being shipped.
-    """
-
-    num_known: int
-    num_waiting: int
-    num_reservations: int
-    num_running: int
-    num_runnable: int
-    num_waiting_tokens: int
-
-    @classmethod
-    def of(
-        cls, known: Collection[Sequence], ended: Collection[Sequence], *, num_in_step: int
-    ) -> "Counts":
-        """Of those that are known, and those that ended and whose blocks are not back."""
-        num_reservations = sum(sequence.reservation is not None for sequence in known)
-        return cls(
-            num_known=len(known) + sum(sequence.is_shipped for sequence in ended),
-            num_waiting=len(known) - num_reservations,
-            num_reservations=num_reservations,
-            num_running=sum(sequence.is_running for sequence in known),
-            num_runnable=max(sum(sequence.is_runnable for sequence in known), num_in_step),
-            num_waiting_tokens=sum(s.num_remaining_prompt_tokens for s in known if s.is_local),
+    def __init__(self, token_bytes: int) -> None:
+        tally = self.tally = Tally()
+        self._token_bytes = token_bytes
+        self._num_prompt = tally.total(telemetry.WORKER_PROMPT_TOKENS, Role.DECODE)
+        self._num_output = tally.total(telemetry.WORKER_OUTPUT_TOKENS)
+        self._kv_read = tally.distribution(telemetry.DECODE_KV_READ)
+        self._prefill, self._decode, self._mixed = (
+            tally.distribution(telemetry.STEP, kind) for kind in ("prefill", "decode", "mixed")
         )
+        self._by_size: dict[tuple[int, int], Distribution] = {}
+
+    def step(self, step: StepFacts) -> None:
+        """A step ended."""
+        if step.num_sequences:
+            self._num_output.value += step.num_sequences
+            self._kv_read.observe(step.num_history_tokens * self._token_bytes)
+        if step.prompts:
+            self._num_prompt.value += sum(num_tokens for _, num_tokens in step.prompts)
+            (self._mixed if step.num_sequences else self._prefill).observe(step.step_s)
+        else:
+            self._decode.observe(step.step_s)
+            self._of_size(step).observe(step.step_s)
+
+    def _of_size(self, step: StepFacts) -> Distribution:
+        batch = bisect_left(BATCHES, step.num_sequences)
+        history = bisect_left(HISTORIES, step.num_history_tokens)
+        known = self._by_size.get((batch, history))
+        if known is None:
+            labels = size_label(BATCHES, batch), size_label(HISTORIES, history)
+            known = self.tally.distribution(telemetry.DECODE_STEP, *labels)
+            self._by_size[batch, history] = known
+        return known

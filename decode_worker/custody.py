@@ -66,10 +66,12 @@ class Custody:
         self._pool.lift_quarantine(sequence.reservation.fresh_block_ids)
         self.is_news = True
 
-    def ship(self, session_id: str, sequence: Sequence) -> None:
-        """A handoff of that session reads the blocks from now on."""
+    def ship(self, session_id: str, sequence: Sequence) -> tuple[int, ...]:
+        """The blocks, which a handoff of that session reads from now on."""
+        assert sequence.reservation is not None
         sequence.is_shipped = True
         self._shipped[session_id] = sequence
+        return sequence.reservation.block_ids
 
     def try_end_shipping(self, session_id: str) -> Sequence | None:
         """Whose blocks the session's handoff read, which is closed; None if none did."""

@@ -7,59 +7,13 @@ prompts that were read in it, whether in the same step (chunked) or in one of th
 Pure: facts and times in. O(1) for a token, but for one that makes the longest gap so far.
 """
 
-from collections import deque
 from dataclasses import dataclass, field
-from itertools import islice, takewhile
 
+from core.events.event import MAX_NAMED
 from core.request import RequestId
 from core.timeline import DecodeReport, Gap
-
-# Steps that are remembered; a gap over more of them names only the last.
-MAX_STEPS = 64
-MAX_NAMED = 4
-
-
-@dataclass(frozen=True, slots=True)
-class StepFacts:
-    """One step of the engine: when, how long, and what was in it.
-
-    num_history_tokens: tokens whose KV the sequences that decode read. prompts: tokens that were
-    read of each request's prompt.
-    """
-
-    ended_s: float
-    step_s: float
-    num_sequences: int
-    num_history_tokens: int
-    prompts: tuple[tuple[RequestId, int], ...]
-
-
-class StepLog:
-    """The last steps, newest last."""
-
-    def __init__(self) -> None:
-        self._steps: deque[StepFacts] = deque(maxlen=MAX_STEPS)
-        self._prompt_read_s = float("-inf")
-
-    def add(self, step: StepFacts) -> None:
-        """A step ended."""
-        self._steps.append(step)
-        if step.prompts:
-            self._prompt_read_s = step.ended_s
-
-    @property
-    def last(self) -> StepFacts:
-        """The step that ended last; there must have been one."""
-        return self._steps[-1]
-
-    def has_read_a_prompt_since(self, after_s: float) -> bool:
-        """Whether a step that ended after then read one."""
-        return self._prompt_read_s > after_s
-
-    def since(self, after_s: float) -> list[StepFacts]:
-        """The last step, then those before it that ended after then, newest first."""
-        before = islice(reversed(self._steps), 1, None)
-        return [self.last, *takewhile(lambda step: step.ended_s > after_s, before)]
+from decode_worker.runs import Runs
+from decode_worker.step_log import StepFacts, StepLog
 
 
 @dataclass(slots=True)
@@ -77,6 +31,7 @@ class Pace:
     _num_history_tokens: int = 0
     _prompt_gap_s: float = 0.0
     _longest: Gap | None = None
+    _runs: Runs = field(default_factory=Runs)
 
     def __post_init__(self) -> None:
         """The first gap begins with the first step."""
@@ -92,8 +47,15 @@ class Pace:
         self._num_history_tokens += step.num_history_tokens
         if log.has_read_a_prompt_since(self._last_s):
             self._prompt_gap_s += gap_s
-        if self._longest is None or gap_s > self._longest.gap_s:
-            self._longest = _gap(index, gap_s, log.since(self._last_s))
+        is_longest = self._longest is None or gap_s > self._longest.gap_s
+        is_late = self._runs.is_late(gap_s)
+        if is_longest or is_late:
+            gap = _gap(index, gap_s, log.since(self._last_s))
+            self._longest = gap if is_longest else self._longest
+        if is_late:
+            self._runs.late(self._last_s, gap)
+        else:
+            self._runs.step(index, self._last_s, step)
         self._last_s = step.ended_s
 
     def report(self, slot_wait_s: float) -> DecodeReport:
@@ -107,6 +69,7 @@ class Pace:
             mean_num_history_tokens=self._num_history_tokens / num_tokens,
             prompt_gap_s=self._prompt_gap_s,
             longest_gap=self._longest,
+            events=self._runs.events(),
         )
 
 

@@ -1,11 +1,14 @@
 """One request at a decode worker: its blocks, its tokens, and when what happened."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from core.events.chunks import Chunks
+from core.events.event import Event, EventKind
 from core.request import Logprobs, Request, WorkerName
 from core.timeline import DecodeReport, PrefillReport
 from core.worker import BlockHolder, PromptLogprobs, RemoteReservation, WorkerInfo
-from decode_worker.pace import Pace, StepFacts
+from decode_worker.pace import Pace
+from decode_worker.step_log import StepFacts
 from engine.batch import SequenceStep
 from engine.block_pool import Reservation
 from engine.sampling.logits import history_of
@@ -30,8 +33,7 @@ class Sequence:
     output_token_ids: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0
-    num_chunks: int = 0
-    prefill_compute_s: float = 0.0
+    chunks: Chunks = field(default_factory=Chunks)
     ready_s: float | None = None
     pace: Pace | None = None
     is_ended: bool = False
@@ -170,12 +172,11 @@ class Sequence:
         """What its router is told of the prompt tokens that a step has read."""
         return PromptLogprobs(self.request.request_id, logprobs)
 
-    def computed(self, num_tokens: int, compute_s: float) -> None:
-        """A step with `num_tokens` of its tokens took `compute_s`."""
+    def computed(self, num_tokens: int, step: StepFacts) -> None:
+        """The step that ended now had `num_tokens` of its tokens."""
         self.num_computed_tokens += num_tokens
         if not self.is_running:
-            self.num_chunks += 1
-            self.prefill_compute_s += compute_s
+            self.chunks.add(num_tokens, len(step.prompts), step.step_s, step.ended_s)
 
     def try_begin_decode(self, started_s: float) -> float | None:
         """How long it waited for a slot if its first decode step began then; None for others."""
@@ -186,18 +187,16 @@ class Sequence:
 
     def prefill_report(self, now_s: float) -> PrefillReport:
         """What was measured of a prompt that was read here and is done at `now_s`."""
-        return PrefillReport(
-            queue_s=now_s - self.granted_s - self.prefill_compute_s,
-            prefill_s=self.prefill_compute_s,
-            num_cached_tokens=self.num_cached_tokens,
-            num_chunks=self.num_chunks,
-        )
+        return self.chunks.report(self.granted_s, self.num_cached_tokens, now_s)
 
     def decode_report(self) -> DecodeReport:
         """What was measured of an answer until its last token."""
         if self.ready_s is None or self.pace is None:
             return DecodeReport(0.0, 0.0)
-        return self.pace.report(slot_wait_s=self.pace.began_s - self.ready_s)
+        report = self.pace.report(slot_wait_s=self.pace.began_s - self.ready_s)
+        sealed = Event(EventKind.SEALED, self.ready_s, self.ready_s)
+        slot_wait = Event(EventKind.SLOT_WAIT, self.ready_s, self.pace.began_s)
+        return replace(report, events=(sealed, slot_wait, *report.events))
 
 
 def step_facts(shares: list[tuple[Sequence, int]], now_s: float, step_s: float) -> StepFacts:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
+from core import telemetry
 from core.clock import Clock, MonotonicClock
 from core.model_path import find_model
 from core.worker import Role, WorkerInfo
@@ -147,7 +148,9 @@ def _worker(config: DecodeWorkerConfig, runner: Runner) -> DecodeWorker:
     )
     limits = Limits(runner.max_context_tokens, config.pool.max_waiting_requests)
     pool = BlockPool(runner.num_blocks, runner.layout.block_size)
-    return DecodeWorker(info, pool, scheduler, limits)
+    worker = DecodeWorker(info, pool, scheduler, limits)
+    worker.counts.tally.total(telemetry.MODEL_LOAD).value = runner.load_s
+    return worker
 
 
 def _links_out(

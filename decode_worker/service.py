@@ -31,6 +31,7 @@ from core.worker import (
 from decode_worker.link import LinkServer
 from decode_worker.migration import Departure, Migrations
 from decode_worker.worker import DecodeWorker
+from engine.failed_steps import FailedSteps
 from engine.runner import Runner
 from twophase import link_wire, status_wire, worker_wire
 from twophase.server import Context, abort, readable, run_stream
@@ -67,8 +68,8 @@ class DecodeService(pb_grpc.WorkerServicer, pb_grpc.DecodeWorkerServicer):
         links.changed = migrations.changed = self.changed
 
     async def run_device(self) -> None:
-        """Run steps while there is work; never returns."""
-        loop = asyncio.get_running_loop()
+        """Run steps while there is work; never returns, raises DeviceLost when all of them fail."""
+        loop, failed = asyncio.get_running_loop(), FailedSteps()
         while True:
             steps = self._worker.next_steps(self._clock.now_s())
             if not steps:
@@ -83,7 +84,9 @@ class DecodeService(pb_grpc.WorkerServicer, pb_grpc.DecodeWorkerServicer):
                 self._log.exception("a step failed")
                 failure = TwophaseError(f"the decode step failed: {error}")
                 self._worker.step_failed(failure, self._clock.now_s())
+                failed.failed(error, self._clock.now_s())
             else:
+                failed.succeeded()
                 self._worker.apply(result, self._clock.now_s())
             self.changed()
 
@@ -101,7 +104,7 @@ class DecodeService(pb_grpc.WorkerServicer, pb_grpc.DecodeWorkerServicer):
             async with asyncio.timeout(limit_s):
                 await self._is_drained.wait()
         except TimeoutError:
-            self._log.warning("%d requests were not done in time", self._worker.counts.num_known)
+            self._log.warning("%d requests were not done in time", self._worker.census.num_known)
         self._worker.hand_back(self._clock.now_s())
         self.changed()
         self._is_ending.set()
@@ -121,7 +124,7 @@ class DecodeService(pb_grpc.WorkerServicer, pb_grpc.DecodeWorkerServicer):
                 outbox.put_nowait(update)
             self._log_ended(update)
         self._work.set()
-        if self._worker.is_draining and self._worker.counts.num_known == 0:
+        if self._worker.is_draining and self._worker.census.num_known == 0:
             self._is_drained.set()
 
     def _log_ended(self, update: DecodeUpdate) -> None:
@@ -223,12 +226,12 @@ class DecodeService(pb_grpc.WorkerServicer, pb_grpc.DecodeWorkerServicer):
         await self._is_ending.wait()
 
     async def GetInfo(self, request: pb.GetInfoRequest, context: Context) -> pb.WorkerInfo:
-        return worker_wire.info_to_wire(self._worker.info)
+        return worker_wire.info_to_wire(self._worker.info, self._clock.now_s())
 
     async def GetWorkerStatus(
         self, request: pb.GetWorkerStatusRequest, context: Context
     ) -> pb.WorkerStatus:
-        return status_wire.status_to_wire(self.status())
+        return status_wire.status_to_wire(self.status(), self._clock.now_s())
 
     async def ListBlocks(
         self, request: pb.ListBlocksRequest, context: Context
@@ -239,7 +242,7 @@ class DecodeService(pb_grpc.WorkerServicer, pb_grpc.DecodeWorkerServicer):
     def status(self) -> WorkerStatus:
         """What the worker holds."""
         blocks, now_s = self._worker.pool.counts(), self._clock.now_s()
-        counts, sent = self._worker.counts, self._migrations.links
+        counts, sent = self._worker.census, self._migrations.links
         holders = self._worker.holders(now_s)
         waits_s = [holder.age_s for holder in holders if holder.state == "waiting"]
         return WorkerStatus(
@@ -266,6 +269,11 @@ class DecodeService(pb_grpc.WorkerServicer, pb_grpc.DecodeWorkerServicer):
             num_runnable_requests=counts.num_runnable,
             is_draining=self._worker.is_draining,
             signals=self._worker.meter.signals(now_s, oldest_wait_s=max(waits_s, default=0.0)),
+            samples=tuple(
+                sample
+                for tally in (self._worker.counts.tally, sent.tally)
+                for sample in tally.samples(self._worker.info.name)
+            ),
         )
 
 

@@ -38,14 +38,15 @@ from core.worker import (
     UpdateBuilder,
     WorkerInfo,
 )
-from decode_worker.counts import Counts
+from decode_worker.census import Census
+from decode_worker.counts import StepCounts
 from decode_worker.custody import Custody
 from decode_worker.handoff import Closed, Failed, Handoffs, Outcome, Proven
 from decode_worker.limits import Limits
 from decode_worker.meter import DecodeMeter
-from decode_worker.pace import StepLog
 from decode_worker.scheduler import Prompt, Scheduler
 from decode_worker.sequence import Sequence, step_facts
+from decode_worker.step_log import StepLog
 from engine.batch import SequenceStep, StepResult
 from engine.block_pool import BlockPool
 
@@ -68,6 +69,7 @@ class DecodeWorker:
         self.handoffs = Handoffs(info.layout)
         self.meter = DecodeMeter()
         self.info = info
+        self.counts = StepCounts(info.layout.token_bytes)
         self.address = ""
         self.num_steps = 0
         self.is_draining = False
@@ -82,10 +84,9 @@ class DecodeWorker:
         self._updates: dict[str, UpdateBuilder] = defaultdict(UpdateBuilder)
 
     @property
-    def counts(self) -> Counts:
+    def census(self) -> Census:
         """How many requests stand where."""
-        known, ended = self._sequences.values(), self._custody.left
-        return Counts.of(known, ended, num_in_step=len(self._in_step))
+        return Census.of(self._sequences.values(), self._custody.left, len(self._in_step))
 
     def holders(self, now_s: float) -> list[BlockHolder]:
         """Every request that waits for blocks or holds some, quarantine included."""
@@ -141,11 +142,9 @@ class DecodeWorker:
             raise TransferFailed(
                 TransferFailure.REFUSED, f"{held_id} is not held with these tokens"
             )
-        assert sequence.reservation is not None
         sequence.session_id = session_id
         sequence.hold_at = sequence.num_tokens + 1
-        self._custody.ship(session_id, sequence)
-        return sequence.reservation.block_ids
+        return self._custody.ship(session_id, sequence)
 
     def shipped(self, session_id: str, now_s: float) -> None:
         """The session's handoff is closed: what it shipped ends here. Idempotent."""
@@ -212,7 +211,8 @@ class DecodeWorker:
         self.num_steps += 1
         self.meter.step(result.compute_s, now_s)
         in_step, self._in_step = self._in_step, []
-        self._steps.add(step_facts(in_step, now_s, result.compute_s))
+        self._steps.add(facts := step_facts(in_step, now_s, result.compute_s))
+        self.counts.step(facts)
         shares = zip(in_step, result.token_ids, strict=True)
         for i, ((sequence, num_tokens), token_id) in enumerate(shares):
             if sequence.is_ended:
@@ -220,7 +220,7 @@ class DecodeWorker:
                 continue
             if (slot_wait_s := sequence.try_begin_decode(self._step_started_s)) is not None:
                 self.meter.waited(slot_wait_s, now_s)
-            sequence.computed(num_tokens, result.compute_s)
+            sequence.computed(num_tokens, self._steps.last)
             if i in result.prompt_logprobs:
                 told = sequence.scored(result.prompt_logprobs[i])
                 self._updates[sequence.session_id].prompt_logprobs.append(told)

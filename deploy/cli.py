@@ -3,10 +3,11 @@
 Exit codes: 0 done, 2 refused (one line on standard error says why), 130 interrupted.
 """
 
+import os
+import queue
 import signal
 import socket
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,9 +21,10 @@ from rich.status import Status
 from rich.table import Table
 
 from core.completion import ChatMessage, Completion
-from core.config import ClusterConfig, load_config
+from core.config import ClusterConfig, RouterConfig
 from core.errors import TwophaseError
 from core.process import EXIT_REFUSED
+from deploy.commands.cluster_file import Config, Overrides, load
 from deploy.commands.config import config_app
 from deploy.commands.connection import DEFAULT_ADDRESS, Address, connect, connection_options
 from deploy.commands.doctor import doctor
@@ -32,6 +34,8 @@ from deploy.commands.phase_bar import phase_bar, phase_legend, summary
 from deploy.commands.scaling import scaling_app
 from deploy.commands.simulate import simulate
 from deploy.commands.status import status
+from deploy.commands.up import down, up
+from deploy.live_config import LiveConfig
 from deploy.own_client import own_client, wait_until_ready
 from twophase.client import Client, Prompt, Sampling
 
@@ -54,13 +58,14 @@ app.command()(explain)
 app.command()(diagnose)
 app.command()(doctor)
 app.command()(status)
+app.command()(up)
+app.command()(down)
 
 out = Console()
 err = Console(stderr=True)
 
-Config = Annotated[str | None, typer.Argument(help="The cluster's YAML.")]
-Overrides = Annotated[list[str] | None, typer.Argument(help="key=value, keys dotted.")]
 WithoutRay = Annotated[bool, typer.Option(help="Child processes instead of Ray actors.")]
+DryRun = Annotated[bool, typer.Option(help="Decide how pools should scale, and only say so.")]
 
 
 @app.command()
@@ -68,17 +73,30 @@ def serve(
     config: Config = None,
     overrides: Overrides = None,
     without_ray: WithoutRay = False,
+    dry_run: DryRun = False,
 ) -> None:
-    """Start a cluster and serve until Ctrl-C, which drains it; a second Ctrl-C stops at once."""
-    cluster = _load(config, overrides)
-    stop = threading.Event()
-    with _running(cluster, without_ray=without_ray) as address:
+    """Start a cluster and serve until Ctrl-C, which drains it; a second Ctrl-C stops at once.
+
+    SIGHUP has it read its file again.
+    """
+
+    def read() -> ClusterConfig:
+        return load(config, overrides, dry_run=dry_run)
+
+    cluster = read()
+    live = LiveConfig(cluster)
+    signals: queue.SimpleQueue[int] = queue.SimpleQueue()
+    with _running(cluster, without_ray=without_ray, live=live) as address:
         http = _http(address, cluster)
         out.print(f"[green]ready[/]: gRPC at [bold]{address}[/]{http}, mode {cluster.mode}")
         out.print(f'try: twophase ask --address {address} "{DEMO_PROMPT}"', style="dim")
-        _on_signals(stop)
-        while not stop.wait(LOOK_S):
-            _require_router(address)
+        _on_signals(signals)
+        while (number := _next(signals)) in (None, signal.SIGHUP):
+            if number is None:
+                _require_router(address)
+                continue
+            reload = live.reload(read, lambda router: _reconfigure(address, cluster, router))
+            out.print(escape(reload.sentence), soft_wrap=True, highlight=False)
 
 
 @app.command()
@@ -89,7 +107,7 @@ def demo(
 ) -> None:
     """Start a cluster, ask one question, show the answer and its phases, and stop."""
     ports = ("router.port=0", "router.http_port=null")
-    cluster = _load(config, [*ports, *(overrides or [])])
+    cluster = load(config, [*ports, *(overrides or [])])
     with (
         _running(cluster, without_ray=without_ray) as address,
         own_client(address, cluster.security) as client,
@@ -124,7 +142,7 @@ def chaos(config: Config = None, overrides: Overrides = None) -> None:
     """Start a cluster, kill and pause its workers under load; show what became of every stream."""
     from deploy.commands.chaos import chaos_run
 
-    cluster = _load(config, ["router.port=0", "router.http_port=null", *(overrides or [])])
+    cluster = load(config, ["router.port=0", "router.http_port=null", *(overrides or [])])
     directory = _served_name(cluster.model, _fetch(cluster.model))
     raise typer.Exit(chaos_run(cluster.model_copy(update={"model": directory}), out))
 
@@ -159,15 +177,6 @@ def main() -> None:
         sys.exit(EXIT_INTERRUPTED)
 
 
-def _load(config: str | None, overrides: list[str] | None) -> ClusterConfig:
-    """The configuration; a first argument with a '=' in it is an override, not a file."""
-    words = list(overrides or [])
-    if config is not None and "=" in config:
-        words.insert(0, config)
-        config = None
-    return load_config(Path(config) if config is not None else None, words)
-
-
 def _fetch(name: str) -> Path:
     from deploy.model_store import fetch_model
 
@@ -176,11 +185,13 @@ def _fetch(name: str) -> Path:
 
 
 @contextmanager
-def _running(cluster: ClusterConfig, *, without_ray: bool) -> Iterator[str]:
+def _running(
+    cluster: ClusterConfig, *, without_ray: bool, live: LiveConfig | None = None
+) -> Iterator[str]:
     """Run the cluster while the context lasts; yields its address once a token went through."""
     directory = _fetch(cluster.model)
     cluster = cluster.model_copy(update={"model": _served_name(cluster.model, directory)})
-    with err.status("starting") as spinner, _start(cluster, spinner, without_ray) as address:
+    with err.status("starting") as spinner, _start(cluster, spinner, without_ray, live) as address:
         spinner.update("sending the first token through")
         wait_until_ready(address, cluster.security, READY_TIMEOUT_S)
         spinner.stop()
@@ -189,31 +200,55 @@ def _running(cluster: ClusterConfig, *, without_ray: bool) -> Iterator[str]:
 
 
 @contextmanager
-def _start(cluster: ClusterConfig, spinner: Status, without_ray: bool) -> Iterator[str]:
+def _start(
+    cluster: ClusterConfig, spinner: Status, without_ray: bool, live: LiveConfig | None
+) -> Iterator[str]:
     if without_ray:
         from deploy.local_cluster import local_cluster
 
-        with local_cluster(cluster, tell=spinner.update, replace_lost=True) as local:
+        with local_cluster(cluster, tell=spinner.update, replace_lost=True, live=live) as local:
             yield local.address
         return
+    if "RAY_ADDRESS" not in os.environ:
+        # Where Ray takes clusters of several machines for impossible, its servers listen on
+        # loopback alone, which nothing else makes them do. It looks when it is imported.
+        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     from deploy.cluster import ray_cluster
 
-    with ray_cluster(cluster, tell=spinner.update, replace_lost=True) as address:
+    with ray_cluster(cluster, tell=spinner.update, replace_lost=True, live=live) as address:
         yield address
+
+
+def _reconfigure(address: str, cluster: ClusterConfig, router: RouterConfig) -> None:
+    with own_client(address, cluster.security) as client:
+        client.admin.reconfigure(router)
 
 
 def _served_name(name: str, directory: Path) -> str:
     return str(directory) if Path(name).is_dir() else name
 
 
-def _on_signals(stop: threading.Event) -> None:
-    def on_signal(number: int, frame: object) -> None:
-        if stop.is_set():
-            raise KeyboardInterrupt
-        stop.set()
+def _on_signals(signals: "queue.SimpleQueue[int]") -> None:
+    """Queue what comes from now on; a second call to stop interrupts whatever runs."""
+    stops: list[int] = []
 
-    for number in (signal.SIGINT, signal.SIGTERM):
+    def on_signal(number: int, frame: object) -> None:
+        if number != signal.SIGHUP:
+            if stops:
+                raise KeyboardInterrupt
+            stops.append(number)
+        signals.put(number)
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, on_signal)
+
+
+def _next(signals: "queue.SimpleQueue[int]") -> int | None:
+    """The next signal; None if none comes for a while."""
+    try:
+        return signals.get(timeout=LOOK_S)
+    except queue.Empty:
+        return None
 
 
 def _http(address: str, cluster: ClusterConfig) -> str:

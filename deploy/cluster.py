@@ -16,6 +16,7 @@ import ray
 from core.config import ClusterConfig
 from core.worker import Role
 from decode_worker.config import DecodeWorkerConfig
+from deploy.live_config import LiveConfig
 from deploy.plan import ClusterPlan
 from deploy.pool import slots_of
 from deploy.ports import reserved_address
@@ -31,12 +32,19 @@ Tell = Callable[[str], None]
 
 
 @contextmanager
-def ray_cluster(config: ClusterConfig, *, tell: Tell, replace_lost: bool = False) -> Iterator[str]:
+def ray_cluster(
+    config: ClusterConfig,
+    *,
+    tell: Tell,
+    replace_lost: bool = False,
+    live: LiveConfig | None = None,
+) -> Iterator[str]:
     """Run a cluster under Ray while the context lasts; yields the router's host:port.
 
     Args:
         config: the cluster.
         tell: called with a line about each step of the start and the stop.
+        live: the same configuration, for who changes it while the cluster runs.
         replace_lost: whether a worker that ends, or whose actor dies, is followed by another.
 
     Raises:
@@ -68,7 +76,7 @@ def ray_cluster(config: ClusterConfig, *, tell: Tell, replace_lost: bool = False
             def create(role: Role, index: int, address: str | None) -> Slot:
                 return _one_more(config, role, index, address or reserved_address(stack))
 
-            scaler = Scaler(config, workers, create, supervisor, may_end)
+            scaler = Scaler(live or LiveConfig(config), workers, create, supervisor, may_end)
             stack.callback(scaler.close)
             scaler.watch(router.address)
         yield router.address

@@ -5,6 +5,7 @@ child writes its log to a file; it ends with this process (Linux: also when this
 """
 
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -17,11 +18,13 @@ from pathlib import Path
 
 import yaml
 
+from core.chaos import ChaosConfig
 from core.clock import MonotonicClock
 from core.config import ClusterConfig
 from core.errors import ConfigError, PeerLost
 from core.process import EXIT_REFUSED
 from core.worker import Role
+from deploy.live_config import LiveConfig
 from deploy.ports import reserved_address
 from deploy.scaler import Scaler
 from deploy.supervisor import Slot, Supervisor, stop_timeout_s, stop_together
@@ -34,13 +37,25 @@ Tell = Callable[[str], None]
 class Child:
     """One server process; its last line on standard error is kept for who asks why it ended."""
 
-    def __init__(self, name: str, module: str, arguments: Sequence[str], log: Path) -> None:
+    def __init__(
+        self,
+        name: str,
+        module: str,
+        arguments: Sequence[str],
+        log: Path,
+        *,
+        clock_ahead_s: int = 0,
+    ) -> None:
+        """Start it; its monotonic clock is `clock_ahead_s` ahead of the machine's."""
         self.name = name
         self.address = ""
         self.log = log
+        command = [sys.executable, "-m", "deploy.child", str(os.getpid()), module, *arguments]
+        if clock_ahead_s:
+            command = ["unshare", "--time", f"--monotonic={clock_ahead_s}", *command]
         with log.open("a", encoding="utf-8") as stderr:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "deploy.child", str(os.getpid()), module, *arguments],
+                command,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
@@ -95,7 +110,9 @@ class Child:
             self.process.stdout.close()
 
     def _last_line(self) -> str:
-        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
+        text = self.log.read_text(encoding="utf-8", errors="replace")
+        # The report of several errors at once is drawn in a box.
+        lines = [line for raw in text.splitlines() if (line := raw.strip(" |+-"))]
         return lines[-1].removeprefix("twophase: ") if lines else "it said nothing"
 
 
@@ -103,9 +120,14 @@ class Child:
 class LocalCluster:
     """A running cluster."""
 
-    address: str
+    addresses: tuple[str, ...]
     slots: tuple[Slot, ...]
     log_directory: Path
+
+    @property
+    def address(self) -> str:
+        """The router's; of several, the first one's."""
+        return self.addresses[0]
 
     @property
     def children(self) -> dict[str, Child]:
@@ -121,6 +143,8 @@ def local_cluster(
     tell: Tell,
     log_directory: Path | None = None,
     replace_lost: bool = False,
+    num_routers: int = 1,
+    live: LiveConfig | None = None,
 ) -> Iterator[LocalCluster]:
     """Run a cluster in child processes while the context lasts.
 
@@ -128,7 +152,9 @@ def local_cluster(
         config: the cluster.
         tell: called with a line about each step of the start and the stop.
         log_directory: where each server writes its log; None is a directory that goes away.
+        live: the same configuration, for who changes it while the cluster runs.
         replace_lost: whether a worker that ends is followed by another.
+        num_routers: several listen on ports of their own, and are then replaced like workers.
 
     Raises:
         ConfigError, PeerLost: it cannot start; nothing is left running then.
@@ -140,22 +166,23 @@ def local_cluster(
         logs = log_directory or Path(stack.enter_context(_temporary_directory()))
         path = logs / "cluster.yaml"
         path.write_text(yaml.safe_dump(config.model_dump(mode="json")), encoding="utf-8")
-        launch = _Launcher(path, logs, stack, tell, stop_timeout_s(config))
+        launch = _Launcher(path, logs, stack, tell, stop_timeout_s(config), config.chaos)
         may_end = threading.Event()
         stack.callback(may_end.set)
         workers = launch.workers(config)
         addresses = ",".join(slot.address for slot in workers)
         named = [*config.router.workers, *([addresses] if addresses else [])]
-        router = launch.router(named)
-        supervisor = Supervisor(workers)
+        routers = launch.routers(named, num_routers)
+        router = routers[0]
+        supervisor = Supervisor(workers if num_routers == 1 else [*workers, *routers])
         stack.callback(supervisor.close)  # before anything is stopped
         if replace_lost:
             supervisor.watch(router.address, config.security)
         if config.scaling is not None:
-            scaler = Scaler(config, workers, launch.worker, supervisor, may_end)
+            scaler = Scaler(live or LiveConfig(config), workers, launch.worker, supervisor, may_end)
             stack.callback(scaler.close)
             scaler.watch(router.address)
-        yield LocalCluster(router.address, (*workers, router), logs)
+        yield LocalCluster(tuple(router.address for router in routers), (*workers, *routers), logs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +192,7 @@ class _Launcher:
     stack: ExitStack
     tell: Tell
     stop_timeout_s: float
+    chaos: ChaosConfig
 
     def workers(self, config: ClusterConfig) -> list[Slot]:
         pool = config.prefill_pool
@@ -183,17 +211,29 @@ class _Launcher:
         words = [f"--replica={index}", f"--listen={address or reserved_address(self.stack)}"]
         return self._slot(f"{role.value}-{index}", f"{role.value}_worker", words)
 
-    def router(self, worker_addresses: Sequence[str]) -> Slot:
-        words = [f"router.workers=[{','.join(worker_addresses)}]"]
-        slot = self._slot("router", "router", words)
-        self.stack.callback(self._stop, "the router", [slot])
-        slot.wait_until_up()
-        return slot
+    def routers(self, worker_addresses: Sequence[str], num_routers: int) -> list[Slot]:
+        named = f"router.workers=[{','.join(worker_addresses)}]"
+        slots: list[Slot] = []
+        self.stack.callback(self._stop, "the router" if num_routers == 1 else "routers", slots)
+        for number in range(num_routers):
+            words = [named]
+            if num_routers > 1:
+                host, _, port = reserved_address(self.stack).rpartition(":")
+                words += [f"router.host={host}", f"router.port={port}", "router.http_port=null"]
+            slots.append(self._slot(f"router-{number}" if number else "router", "router", words))
+        for slot in slots:
+            slot.wait_until_up()
+        return slots
 
     def _slot(self, name: str, module: str, arguments: Sequence[str]) -> Slot:
         words = [f"--config={self.config_path}", *arguments]
-        log = self.logs / f"{name}.log"
-        return Slot(name, lambda: Child(name, module, words, log), MonotonicClock())
+        log, ahead_s = self.logs / f"{name}.log", self._clock_ahead_s(name)
+        return Slot(
+            name, lambda: Child(name, module, words, log, clock_ahead_s=ahead_s), MonotonicClock()
+        )
+
+    def _clock_ahead_s(self, name: str) -> int:
+        return random.Random(f"{self.chaos.seed} {name}").randint(0, self.chaos.clock_skew_s)
 
     def _stop(self, what: str, slots: Sequence[Slot]) -> None:
         self.tell(f"stopping {what}")

@@ -5,14 +5,14 @@
 
 Starts and drains each have a thread of their own, so one that hangs holds up nothing; what they
 change is done by the scaler's thread, in turn. A worker counts as serving while the router is
-connected to it: one that was lost counts as starting again until its slot has brought it back. One
+connected to it and has tested its links: one that was lost counts as starting again until its slot
+has brought it back. One
 that does not come up within `start_timeout_s` is ended, as the autoscaler says.
 
 On Linux a child process ends with the thread that started it, so the scaler's thread outlives its
 workers: it ends when `may_end` is set, after they were stopped.
 """
 
-import json
 import logging
 import queue
 import threading
@@ -20,14 +20,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from core.clock import Clock, MonotonicClock
-from core.config import ClusterConfig
 from core.errors import InvalidRequest, TwophaseError
+from core.listing import WorkerState
 from core.request import WorkerName
+from core.scaling import ScalingConfig
 from core.worker import Role, WorkerStatus
 from deploy.autoscaler.autoscaler import tick
 from deploy.autoscaler.facts import ClusterFacts, Life, Load, WorkerFacts
 from deploy.autoscaler.history import State
 from deploy.autoscaler.record import ChangeRole, Drain, GiveUp, Record, Start
+from deploy.decision_log import Entry, append
+from deploy.live_config import LiveConfig
 from deploy.own_client import own_client
 from deploy.supervisor import Slot, Supervisor, stop_timeout_s
 from twophase.client import Client
@@ -58,17 +61,16 @@ class Scaler:
 
     def __init__(
         self,
-        config: ClusterConfig,
+        live: LiveConfig,
         slots: list[Slot],
         create: Create,
         supervisor: Supervisor,
         may_end: threading.Event,
         clock: Clock = MonotonicClock(),
     ) -> None:
-        assert config.scaling is not None
-        self._scaling = config.scaling
-        self._security = config.security
-        self._stop_s = stop_timeout_s(config)
+        self._live = live
+        self._security = live.current.security
+        self._stop_s = stop_timeout_s(live.current)
         self._slots = slots
         self._create = create
         self._supervisor = supervisor
@@ -83,8 +85,11 @@ class Scaler:
         self._members = {
             WorkerName(slot.name): _Member(slot, _role_of(slot.name), now_s) for slot in slots
         }
-        roles = [member.role for member in self._members.values()]
-        self._num_made = {role: roles.count(role) for role in Role}
+        # Of those that were found some may have left before: their numbers stay free.
+        self._next_index = dict.fromkeys(Role, 0)
+        for name, member in self._members.items():
+            index = int(name.rpartition("-")[2]) + 1
+            self._next_index[member.role] = max(self._next_index[member.role], index)
 
     def watch(self, router_address: str) -> None:
         """Decide every `interval_s` from now on. Contract: called once."""
@@ -110,7 +115,7 @@ class Scaler:
             while not self._is_closed.is_set():
                 try:
                     if not self.take_turn(max(next_s - self._clock.now_s(), 0.0)):
-                        next_s = self._clock.now_s() + self._scaling.interval_s
+                        next_s = self._clock.now_s() + self._scaling().interval_s
                         self._unless_closed(lambda: self.look(client))
                 except Exception:  # root of the thread: the next decision may do better
                     _log.exception("a decision was not carried out")
@@ -132,35 +137,37 @@ class Scaler:
 
     def look(self, client: Client) -> Record | None:
         """One decision, carried out; None where the router does not answer."""
-        now_s = self._clock.now_s()
+        now_s, scaling = self._clock.now_s(), self._scaling()
+        while not self._live.news.empty():
+            reload = self._live.news.get()
+            _log.info("%s", reload.sentence)
+            _write(reload.to_json(now_s), scaling)
         try:
             status, listed = client.status(), client.admin.workers()
         except TwophaseError as error:
             _log.warning("no decision: %s", error)
             return None
-        num_slots = {worker.name: worker.max_num_sequences for worker in listed}
+        ready = [worker for worker in listed if worker.state is not WorkerState.WARMING]
+        num_slots = {worker.name: worker.max_num_sequences for worker in ready}
         told = {worker.name: worker for worker in status.workers}
         for name, member in self._members.items():
             _update(member, told.get(name), num_slots.get(name), now_s)
         facts = ClusterFacts(
             tuple(_facts(name, member) for name, member in self._members.items()), status.demand
         )
-        record, self._state = tick(self._scaling, facts, now_s, self._state)
-        self._note(record)
+        record, self._state = tick(scaling, facts, now_s, self._state)
+        if record.is_change:
+            _log.info("%s", record.sentence)
+        _write(record.to_json(), scaling)
         if not record.is_dry_run:
             self._carry_out(record, client)
         return record
 
-    def _note(self, record: Record) -> None:
-        if record.is_change:
-            _log.info("%s", record.sentence)
-        if self._scaling.log is None:
-            return
-        try:
-            with self._scaling.log.open("a", encoding="utf-8") as log:
-                log.write(json.dumps(record.to_json()) + "\n")
-        except OSError as error:  # what is decided matters more than that it is written down
-            _log.warning("a decision is not in the log: %s", error)
+    def _scaling(self) -> ScalingConfig:
+        """The section in force now; a reload takes none away."""
+        scaling = self._live.current.scaling
+        assert scaling is not None
+        return scaling
 
     def _carry_out(self, record: Record, client: Client) -> None:
         for action in record.actions:
@@ -180,8 +187,8 @@ class Scaler:
 
     def _start(self, role: Role, client: Client) -> None:
         address = self._free_addresses.pop() if self._free_addresses else None
-        slot = self._create(role, self._num_made[role], address)
-        self._num_made[role] += 1
+        slot = self._create(role, self._next_index[role], address)
+        self._next_index[role] += 1
         member = self._members[WorkerName(slot.name)] = _Member(slot, role, self._clock.now_s())
         self._slots.append(slot)
 
@@ -243,6 +250,15 @@ class Scaler:
         return member
 
 
+def _write(entry: Entry, scaling: ScalingConfig) -> None:
+    if scaling.log is None:
+        return
+    try:
+        append(scaling.log, entry, scaling.log_size)
+    except OSError as error:  # what is decided matters more than that it is written down
+        _log.warning("a decision is not in the log: %s", error)
+
+
 def _tell_that_it_left(client: Client, slot: Slot) -> None:
     try:
         client.admin.remove_worker(slot.address)
@@ -257,7 +273,7 @@ def _role_of(name: str) -> Role:
 def _update(
     member: _Member, told: WorkerStatus | None, num_slots: int | None, now_s: float
 ) -> None:
-    """What the router sees of a worker; num_slots is None where it is not connected."""
+    """What the router sees of a worker; num_slots is None where it does not serve."""
     if member.is_connected != (num_slots is not None):
         member.is_connected = num_slots is not None
         member.since_s = now_s

@@ -45,6 +45,7 @@ class Server:
 
     def __init__(self, config: ServerConfig) -> None:
         self._config = config
+        self._is_started = threading.Lock()
         self._address: Future[str] = Future()
         self._ended: Future[None] = Future()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -54,16 +55,24 @@ class Server:
         """host:port, once the server listens (a worker: once it is warm).
 
         Raises:
-            ModelError, ConfigError: it cannot start. Contract: called once; may block for the
-            time that loading a model takes.
+            ModelError, ConfigError: it cannot start.
+
+        Contract: idempotent; may block for the time that loading a model takes.
         """
-        start_logging()
-        threading.Thread(target=self._run, name="server", daemon=True).start()
+        if self._is_started.acquire(blocking=False):
+            start_logging()
+            threading.Thread(target=self._run, name="server", daemon=True).start()
         return self._address.result()
 
-    def wait(self) -> None:
-        """Return once the server has ended; raises what ended it. Contract: after `start`."""
-        self._ended.result()
+    def has_ended(self, timeout_s: float) -> bool:
+        """Whether the server ends within `timeout_s`; raises what ended it."""
+        try:
+            self._ended.result(timeout_s)
+        except TimeoutError:
+            if not self._ended.done():
+                return False
+            raise
+        return True
 
     def stop(self) -> None:
         """Stop in order; returns once the server has ended. Contract: idempotent."""

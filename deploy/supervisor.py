@@ -24,6 +24,7 @@ from core.config import ClusterConfig
 from core.errors import TwophaseError
 from core.security import SecurityConfig
 from deploy.own_client import own_client
+from twophase.client import Client
 
 FIRST_WAIT_S = 0.5
 MAX_WAIT_S = 30.0
@@ -32,6 +33,7 @@ STEADY_S = 30.0
 LOOK_S = 1.0
 # The router tries to reach a silent worker several times meanwhile.
 PATIENCE_S = 5.0
+INTRODUCE_S = 5.0
 STOP_MARGIN_S = 10.0
 
 _log = logging.getLogger("twophase.deploy")
@@ -109,8 +111,16 @@ class Slot:
         self._restarts.up(self._clock.now_s())
         return self.address
 
+    @property
+    def is_up(self) -> bool:
+        """Whether its replica serves, as far as is known."""
+        return self._restarts.is_up
+
     def keep(self) -> None:
-        """From now on start another replica whenever one ends. Contract: called once, when up."""
+        """From now on start another replica whenever one ends, or does not come up.
+
+        Contract: called once.
+        """
         self._thread = threading.Thread(target=self._keep, name=f"keep-{self.name}", daemon=True)
         self._thread.start()
 
@@ -142,7 +152,7 @@ class Slot:
         self.replica.kill()
 
     def _keep(self) -> None:
-        why = self.replica.wait()
+        why = self.replica.wait() if self._restarts.is_up else self._come_up_and_wait()
         while not self._is_closed.is_set():
             with self._lock:
                 wait_s = self._restarts.lost(self._clock.now_s())
@@ -158,10 +168,19 @@ class Slot:
                     return "it is not needed any more"
                 self.replica.kill()
                 self.replica = self._create()
-            self.address = self.replica.wait_until_up()
         except TwophaseError as error:
             return str(error)
         except Exception as error:  # root of the thread: a slot never gives up
+            _log.exception("%s could not be started", self.name)
+            return repr(error)
+        return self._come_up_and_wait()
+
+    def _come_up_and_wait(self) -> str:
+        try:
+            self.address = self.replica.wait_until_up()
+        except TwophaseError as error:
+            return str(error)
+        except Exception as error:  # as above
             _log.exception("%s could not be started", self.name)
             return repr(error)
         with self._lock:
@@ -171,10 +190,16 @@ class Slot:
 
 
 class Supervisor:
-    """Keeps the workers of a cluster; `watch` once they and the router are up."""
+    """Keeps the workers of a cluster; `watch` once the router is up.
 
-    def __init__(self, slots: Sequence[Slot]) -> None:
+    tells_router: whether workers may come up elsewhere than the ones before them, so that the
+    router has to be told where they are.
+    """
+
+    def __init__(self, slots: Sequence[Slot], *, tells_router: bool = False) -> None:
         self._slots = list(slots)
+        self._tells_router = tells_router
+        self._told: set[str] = set()
         self._is_closed = threading.Event()
         self._is_watching = False
 
@@ -214,6 +239,8 @@ class Supervisor:
         with own_client(router_address, security) as client:
             while not self._is_closed.wait(LOOK_S):
                 try:
+                    if self._tells_router:
+                        self._introduce(client)
                     stuck_workers = client.status().stuck_workers
                 except TwophaseError:
                     continue  # busy, or gone: whoever serves looks after it
@@ -221,6 +248,16 @@ class Supervisor:
                     for slot in tuple(self._slots):
                         if slot.address == stuck.address:
                             slot.replace(stuck.why, stuck.age_s)
+
+    def _introduce(self, client: Client) -> None:
+        slots = tuple(self._slots)
+        for address in self._told - {slot.address for slot in slots}:
+            client.admin.remove_worker(address)  # first: its name may be taken again
+            self._told.discard(address)
+        for slot in slots:
+            if slot.is_up and slot.address not in self._told:
+                client.admin.add_worker(slot.address, timeout_s=INTRODUCE_S)
+                self._told.add(slot.address)
 
 
 def stop_together(slots: Sequence[Slot], timeout_s: float) -> None:

@@ -10,6 +10,7 @@ import selectors
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -131,6 +132,7 @@ def running_engine(settings: EngineSettings, allocate: Allocate | None = None) -
 
     Contract: entered in the thread that will call `step`, left from any.
     """
+    began_s = time.perf_counter()
     with ExitStack() as stack:
         if settings.tensor_parallel == 1:
             lend = None
@@ -141,6 +143,7 @@ def running_engine(settings: EngineSettings, allocate: Allocate | None = None) -
             runner = _lead(settings, allocate or _own_memory(stack), stack)
         # On a CPU the largest step takes seconds and proves nothing: memory is the system's.
         runner.warm_up(0 if settings.device == "cpu" else settings.max_batch_tokens)
+        runner.load_s = time.perf_counter() - began_s
         yield runner
 
 

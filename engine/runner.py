@@ -45,7 +45,8 @@ class Runner:
     Attributes: config and layout (of the whole model), cache (of this rank), storage (the memory of
     all ranks' caches, rank by rank, where it was lent), num_blocks (those that sequences may have;
     the cache may hold a scratch block behind them), max_context_tokens (the longest sequence it can
-    run). Not thread-safe: one thread at a time.
+    run), load_s (what it took until it was warm, where that was measured). Not thread-safe: one
+    thread at a time.
     """
 
     def __init__(  # noqa: PLR0913 - the seam where configuration meets the engine
@@ -79,6 +80,7 @@ class Runner:
             ConfigError: `kv_cache_bytes` holds no block or does not fit, the attention kernel does
                 not take `block_size`, or the model cannot be divided among the ranks.
         """
+        self.load_s = 0.0
         self._parallel: Parallel = parallel or SingleRank()
         self._device = device or HostDevice()
         self._num_threads = num_threads

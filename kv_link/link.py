@@ -13,7 +13,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from core import link as say
 from core.clock import Clock
@@ -22,6 +22,8 @@ from core.link import LinkDown, LinkUp, PieceId
 from core.request import RequestId, WorkerName
 from core.timeline import TransferReport
 from core.worker import LinkStatus
+from kv_link.counts import LinkCounts
+from kv_link.pushes import Pushes
 from kv_transfer.backend import Sender
 from kv_transfer.meter import LinkMeter, piece_sizes
 from kv_transfer.outbound import OutboundTransfer
@@ -38,6 +40,7 @@ class Handoff:
 
     def __init__(self, transfer: OutboundTransfer, link: "Link") -> None:
         self.transfer = transfer
+        self.pushes = Pushes(link.layout.block_size)
         self.ended = asyncio.Event()
         self._link = link
         self._tell_failure: Callable[[TwophaseError], None] | None = None
@@ -74,7 +77,8 @@ class Handoff:
         await self.ended.wait()
         if self.transfer.failure is not None:
             raise self.transfer.failure
-        return self.transfer.report()
+        report = self.transfer.report()
+        return replace(report, events=(*self.pushes.all(), *report.events))
 
     async def close(self) -> None:
         """End the handoff if it is not sealed; returns when the source blocks are free.
@@ -98,10 +102,11 @@ class LinkLoad:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How bytes go over a link: the backend's sender, and what pages our blocks are for it."""
+    """How bytes go over a link: the backend's sender, what pages our blocks are for it, a count."""
 
     sender: Sender
     reshape: Reshape
+    counts: LinkCounts
 
 
 class Link:
@@ -130,6 +135,7 @@ class Link:
         self._opened = opened
         self._reshape = way.reshape
         self._sender = way.sender
+        self._counts = way.counts
         self._stream = stream
         self._messages = messages
         self._meter = LinkMeter()
@@ -155,7 +161,7 @@ class Link:
         """What the link carries, for those who scale pools."""
         return LinkLoad(
             sum(handoff.transfer.num_in_flight_bytes for handoff in self._handoffs.values()),
-            self._meter.carried.per_s(now_s),
+            self._meter.carried_per_s(now_s),
             self._meter.speed.bytes_per_s,
         )
 
@@ -194,7 +200,9 @@ class Link:
             self._handoffs.pop((reservation.request_id, reservation.epoch), None)
             handoff.ended.set()
             if handoff.transfer.failure is None:
-                self.num_bytes += handoff.transfer.report().num_bytes
+                report = handoff.transfer.report()
+                self.num_bytes += report.num_bytes
+                self._counts.sealed(report)
         self._work.set()
 
     async def run(self) -> None:
@@ -241,7 +249,7 @@ class Link:
             self._meter.acknowledged(piece_id, self.clock.now_s())
         handoff = self._handoffs.get((message.request_id, message.epoch))
         if handoff is not None:
-            self._answer(handoff.transfer, message)
+            self._answer(handoff, message)
             self.changed(handoff)
             return
         self._work.set()
@@ -249,12 +257,14 @@ class Link:
         if isinstance(message, say.Abort):
             self.say((say.AbortAck(message.request_id, message.epoch),))
 
-    def _answer(self, transfer: OutboundTransfer, message: LinkDown) -> None:
+    def _answer(self, handoff: Handoff, message: LinkDown) -> None:
+        transfer = handoff.transfer
         match message:
             case say.Granted():
                 self.say(transfer.granted())
             case say.PieceAck():
                 transfer.acknowledged(message.index)
+                handoff.pushes.acknowledged(message.index, self.clock.now_s())
             case say.Sealed():
                 transfer.sealed(self.clock.now_s())
             case say.TransferRefused():
@@ -295,6 +305,7 @@ class Link:
         for message in messages:
             if isinstance(message, say.Piece):
                 self._meter.sent(message.piece_id, message.num_bytes, started_s)
+                handoff.pushes.sent(message, started_s)
         self.say(messages)
         self.changed(handoff)
 

@@ -13,9 +13,11 @@ from core.errors import LayoutMismatch, Overloaded, PeerLost, TransferFailed, Tr
 from core.layout import KVLayout
 from core.link import LinkOpened, LinkRefused, OpenLink
 from core.request import Request, WorkerName
+from core.tally import Tally
 from core.worker import LinkStatus, RemoteReservation
 from engine.kv_cache import TORCH_DTYPES, KVCache
 from kv_link.bad_link import BadSender
+from kv_link.counts import LinkCounts
 from kv_link.link import Handoff, Link, LinkLoad, Way
 from kv_transfer.backend import BackendKind, Offer, Sender
 from kv_transfer.connection import connect, local_endpoint
@@ -52,6 +54,7 @@ class LinkPool:
         credentials: Credentials = Credentials(),
         chaos: ChaosConfig = ChaosConfig(),
     ) -> None:
+        self.tally = Tally()
         self._identity = identity
         self._cache = cache
         self._config = config
@@ -185,7 +188,7 @@ class LinkPool:
             raise
         link = Link(
             opened,
-            Way(sender, reshape),
+            Way(sender, reshape, LinkCounts(self.tally, reservation.decode_worker, opened.kind)),
             stream,
             messages,
             peer_name=reservation.decode_worker,
@@ -205,7 +208,11 @@ class LinkPool:
 
     def _connect(self, opened: LinkOpened, reshape: Reshape) -> Sender:
         sender = self._sender(opened, reshape)
-        return BadSender(sender, self._chaos) if self._chaos.is_link_bad else sender
+        if not self._chaos.is_link_bad:
+            return sender
+        layout = self._identity.layout
+        page_bytes = layout.rank_page_bytes // reshape.page.num_per_block(layout)
+        return BadSender(sender, self._chaos, page_bytes=page_bytes)
 
     def _sender(self, opened: LinkOpened, reshape: Reshape) -> Sender:
         offer, timeout_s = (

@@ -50,14 +50,15 @@ class _Group:
 
 
 class LinkMeter:
-    """The pieces of one link as far as they tell its speed; `carried` are the bytes lately.
+    """The pieces of one link as far as they tell its speed, and the bytes that it carried lately.
 
     Invariants: a piece counts once, when it is acknowledged; at most NUM_GROUPS whole groups and
     one unfinished one are remembered.
     """
 
     def __init__(self) -> None:
-        self.carried = Window()
+        self._carried = Window()
+        self._carries_since_s = 0.0
         self._under_way: dict[PieceId, tuple[int, float]] = {}
         self._round_trips_s: deque[float] = deque(maxlen=NUM_ROUND_TRIPS)
         self._groups: deque[_Group] = deque(maxlen=NUM_GROUPS)
@@ -75,8 +76,21 @@ class LinkMeter:
             num_bandwidth_pieces=sum(g.num_pieces for g in groups),
         )
 
+    def carried_per_s(self, now_s: float) -> float | None:
+        """Bytes per second of the window, or since a link that was idle before it carries again.
+
+        So a link that is as busy as it can be shows it at once. None where it carried nothing.
+        """
+        per_s = self._carried.per_s(now_s)
+        if per_s is None:
+            return None
+        covered_s = self._carried.covered_s(now_s)
+        return per_s * covered_s / min(covered_s, max(now_s - self._carries_since_s, 1e-9))
+
     def sent(self, piece_id: PieceId, num_bytes: int, started_s: float) -> None:
         """The piece was handed to the backend; `started_s`: just before that."""
+        if not self._under_way and self._carried.is_empty(started_s):
+            self._carries_since_s = started_s
         self._under_way[piece_id] = (num_bytes, started_s)
 
     def acknowledged(self, piece_id: PieceId, now_s: float) -> None:
@@ -85,7 +99,7 @@ class LinkMeter:
             return
         num_bytes, started_s = self._under_way.pop(piece_id)
         self._round_trips_s.append(now_s - started_s)
-        self.carried.note(num_bytes, now_s)
+        self._carried.note(num_bytes, now_s)
         group = self._group
         group.num_pieces += 1
         group.num_bytes += num_bytes

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from core.errors import TransferFailed, TransferFailure
+from core.events.event import Event, EventKind
 from core.layout import KVLayout
 from core.link import Abort, AbortAck, Begin, LinkUp, Piece, PieceId, Seal, Span
 from core.timeline import TransferReport
@@ -270,6 +271,7 @@ class OutboundTransfer:
             num_pieces=self._num_handed_out,
             push_s=self._sealed_s - first_send_s,
             exposed_s=self._sealed_s - self._computed_s,
+            events=(Event(EventKind.TRANSFER, self._computed_s, self._sealed_s),),
         )
 
     def _stop_block(self, num_tokens: int) -> int:

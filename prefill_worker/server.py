@@ -6,6 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
+from core import telemetry
 from core.clock import MonotonicClock
 from core.model_path import find_model
 from core.worker import Role, WorkerInfo
@@ -81,6 +82,7 @@ async def _serve(
         max_batch_tokens=config.pool.max_batch_tokens,
         max_waiting=config.pool.max_waiting_requests,
     )
+    worker.tally.total(telemetry.MODEL_LOAD).value = runner.load_s
     identity = Identity(info.name, info.incarnation, info.layout)
     async with LinkPool(
         identity,

@@ -32,6 +32,7 @@ from core.worker import (
     WorkerInfo,
     WorkerStatus,
 )
+from engine.failed_steps import FailedSteps
 from engine.runner import Runner
 from kv_link.link import Handoff
 from kv_link.link_pool import LinkPool
@@ -71,8 +72,8 @@ class PrefillService(pb_grpc.WorkerServicer, pb_grpc.PrefillWorkerServicer):
         self._log = logging.getLogger("twophase.prefill_worker")
 
     async def run_device(self) -> None:
-        """Run steps while there is work; never returns."""
-        loop = self._loop
+        """Run steps while there is work; never returns, raises DeviceLost when all of them fail."""
+        loop, failed = self._loop, FailedSteps()
         while True:
             steps = self._worker.next_steps()
             if not steps:
@@ -89,7 +90,9 @@ class PrefillService(pb_grpc.WorkerServicer, pb_grpc.PrefillWorkerServicer):
                 self._log.exception("a step failed")
                 for request_id in self._worker.step_failed():
                     self._tell(request_id, TwophaseError(f"the prefill step failed: {error}"))
+                failed.failed(error, self._clock.now_s())
                 continue
+            failed.succeeded()
             for computed in self._worker.apply(result, self._clock.now_s()):
                 self._tell(computed.request_id, computed.error or computed)
 
@@ -166,12 +169,12 @@ class PrefillService(pb_grpc.WorkerServicer, pb_grpc.PrefillWorkerServicer):
                 self._note_drained()
 
     async def GetInfo(self, request: pb.GetInfoRequest, context: Context) -> pb.WorkerInfo:
-        return worker_wire.info_to_wire(self._info)
+        return worker_wire.info_to_wire(self._info, self._clock.now_s())
 
     async def GetWorkerStatus(
         self, request: pb.GetWorkerStatusRequest, context: Context
     ) -> pb.WorkerStatus:
-        return status_wire.status_to_wire(self.status())
+        return status_wire.status_to_wire(self.status(), self._clock.now_s())
 
     async def ListBlocks(
         self, request: pb.ListBlocksRequest, context: Context
@@ -209,6 +212,11 @@ class PrefillService(pb_grpc.WorkerServicer, pb_grpc.PrefillWorkerServicer):
                 oldest_wait_s=self._worker.oldest_wait_s(now_s),
                 num_parked=self._worker.num_parked,
                 links=self._links.loads(now_s),
+            ),
+            samples=tuple(
+                sample
+                for tally in (self._worker.tally, self._links.tally)
+                for sample in tally.samples(self._info.name)
             ),
         )
 

@@ -13,15 +13,18 @@ pushing. Everything runs in the event loop's thread; only the step itself runs e
 it uses is not freed before `apply` (or `step_failed`) was called.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from core.errors import InvalidRequest, Overloaded, TwophaseError
+from core.events.chunks import Chunks
 from core.request import Logprobs, OutputToken, Request, RequestId, WorkerName
+from core.tally import Tally
 from core.timeline import PrefillReport
 from core.worker import BlockHolder
 from engine.batch import SequenceStep, StepResult
 from engine.block_pool import BlockPool, Reservation
 from engine.sampling.logits import history_of
+from prefill_worker.counts import StepCounts
 from prefill_worker.meter import PrefillMeter
 from prefill_worker.scheduler import Candidate, Scheduler
 
@@ -61,8 +64,7 @@ class _Sequence:
     reservation: Reservation | None = None
     num_cached_tokens: int = 0
     num_computed_tokens: int = 0
-    num_chunks: int = 0
-    compute_s: float = 0.0
+    chunks: Chunks = field(default_factory=Chunks)
     is_released: bool = False
 
     @property
@@ -82,10 +84,12 @@ class PrefillWorker:
     ) -> None:
         self.pool = pool
         self.meter = PrefillMeter()
+        self.tally = Tally()
         self.num_steps = 0
         self._block_size = block_size
         self._max_waiting = max_waiting
         self._scheduler = Scheduler(max_batch_tokens)
+        self._counts = StepCounts(self.tally)
         self._sequences: dict[RequestId, _Sequence] = {}
         self._in_step: list[tuple[_Sequence, int]] = []
 
@@ -126,7 +130,7 @@ class PrefillWorker:
         waits = [
             now_s - s.enqueued_s
             for s in self._sequences.values()
-            if s.num_chunks == 0 and id(s) not in in_step
+            if s.chunks.num == 0 and id(s) not in in_step
         ]
         return max(waits, default=0.0)
 
@@ -194,13 +198,13 @@ class PrefillWorker:
         self.num_steps += 1
         num_tokens_in_step = sum(num_tokens for _, num_tokens in self._in_step)
         self.meter.step(num_tokens_in_step, result.compute_s, now_s)
+        self._counts.step(num_tokens_in_step, result.compute_s)
         shares = zip(self._in_step, result.token_ids, strict=True)
         for i, ((sequence, num_tokens), token_id) in enumerate(shares):
-            if sequence.num_chunks == 0:
+            if sequence.chunks.num == 0:
                 self.meter.waited(now_s - result.compute_s - sequence.enqueued_s, now_s)
             sequence.num_computed_tokens += num_tokens
-            sequence.num_chunks += 1
-            sequence.compute_s += result.compute_s
+            sequence.chunks.add(num_tokens, len(self._in_step), result.compute_s, now_s)
             if not sequence.is_released:
                 token = None
                 if token_id is not None:
@@ -246,12 +250,7 @@ class PrefillWorker:
         report = None
         if sequence.num_remaining_tokens == 0:
             self._publish(sequence)
-            report = PrefillReport(
-                queue_s=now_s - sequence.enqueued_s - sequence.compute_s,
-                prefill_s=sequence.compute_s,
-                num_cached_tokens=sequence.num_cached_tokens,
-                num_chunks=sequence.num_chunks,
-            )
+            report = sequence.chunks.report(sequence.enqueued_s, sequence.num_cached_tokens, now_s)
         return Computed(
             sequence.request.request_id,
             sequence.num_computed_tokens,

@@ -4,10 +4,13 @@ Runs in the router's event loop.
 """
 
 import asyncio
+import time
+from dataclasses import replace
 
 from core.clock import Clock
 from core.diagnosis import spreads, troubles
 from core.errors import InvalidRequest, PeerLost, TwophaseError
+from core.events.timeline import Timeline
 from core.listing import ListedRequest, ListedWorker
 from core.request import PROBE_ID, RequestId, WorkerName, id_of_attempt
 from core.worker import BlockHolder, Role
@@ -18,10 +21,12 @@ from router.members.fleet import Fleet
 from router.members.member import Member
 from router.running import RunningRequest
 from twophase.listing_wire import listed_request_to_wire, listed_worker_to_wire
+from twophase.policy_wire import policy_from_wire
 from twophase.report_wire import finding_to_wire, spread_to_wire, trouble_to_wire
 from twophase.server import Context, abort
 from twophase.signals_wire import demand_to_wire
 from twophase.status_wire import holder_to_wire, kv_totals_to_wire, status_to_wire, stuck_to_wire
+from twophase.timeline_wire import timeline_to_wire
 from twophase.v1 import admin_pb2 as pb
 from twophase.v1 import admin_pb2_grpc as pb_grpc
 from twophase.wire import completion_to_wire
@@ -158,6 +163,49 @@ class AdminService(pb_grpc.AdminServicer):
             troubles=map(trouble_to_wire, troubles(completions)),
             phases=map(spread_to_wire, spreads(completions)),
         )
+
+    async def GetTimeline(
+        self, request: pb.GetTimelineRequest, context: Context
+    ) -> pb.GetTimelineResponse:
+        timeline = self._timeline(RequestId(request.request_id))
+        if timeline is None:
+            what = "no request with this id was placed or ended lately"
+            await abort(context, error := InvalidRequest("request_id", request.request_id, what))
+            raise error
+        return pb.GetTimelineResponse(timeline=timeline_to_wire(timeline))
+
+    def _timeline(self, request_id: RequestId) -> Timeline | None:
+        now_s, running = self._clock.now_s(), self._door.running.find(request_id)
+        if running is not None and running.answer is not None:
+            completion, record = running.answer.known(now_s), running.answer.record
+            events = record.events(None)
+        elif (ended := self._door.history.find(request_id)) is not None:
+            completion, running = ended.completion, None
+            events = ended.record.events(completion.phases.total_s)
+        else:
+            return None
+        places = {event.where for event in events}
+        members = [member for role in Role for member in self._fleet.members(role)]
+        return Timeline(
+            completion,
+            events,
+            is_running=running is not None,
+            now_s=now_s,
+            now_wall_s=time.time(),
+            clocks=tuple(m.peer.worker_clock for m in members if m.info.name in places),
+        )
+
+    async def Reconfigure(
+        self, request: pb.ReconfigureRequest, context: Context
+    ) -> pb.ReconfigureResponse:
+        try:
+            router = policy_from_wire(request.policy, self._config.router)
+        except InvalidRequest as error:
+            await abort(context, error)
+            raise
+        self._config = replace(self._config, router=router)
+        self._dispatcher.obey(self._config.dispatch)
+        return pb.ReconfigureResponse()
 
 
 def _listed_worker(member: Member, now_s: float) -> ListedWorker:

@@ -10,6 +10,7 @@ Pure: facts and times in, what to deliver out.
 """
 
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from core.completion import Completion
 from core.errors import InvariantBroken, PeerStopping, TwophaseError
@@ -23,9 +24,8 @@ from core.request import (
     id_of_attempt,
 )
 from core.request_state import Progress, RequestState
-from core.timeline import DecodeReport, Phases, PrefillReport, TransferReport
+from core.timeline import DecodeReport, PrefillReport, TransferReport
 from core.worker import (
-    DecodeDone,
     FirstToken,
     Held,
     NewToken,
@@ -36,6 +36,7 @@ from core.worker import (
 )
 from router.placing.placement import Placement
 from router.recovery import Failure
+from router.timeline.record import Record
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,8 @@ Event = (
     | RequestFailed
     | PrefillFailed
 )
+
+Report = TypeVar("Report", PrefillReport, TransferReport, DecodeReport)
 
 
 class Answer:
@@ -87,16 +90,8 @@ class Answer:
         self._reservation: RemoteReservation | None = None
         self._prefill: PrefillReport | None = None
         self._transfer: TransferReport | None = None
-        self._done: DecodeDone | None = None
-        self.received_s = received_s
-        self._tokenize_s = tokenize_s
-        self._first_placed_s = received_s
-        self._placed_s = received_s
-        self._reserve_s = 0.0
-        self._token_arrived_s = received_s
-        self._first_arrived_s = received_s
-        self._first_delivered_s: float | None = None
-        self._last_delivered_s = received_s
+        self._decode: DecodeReport | None = None
+        self.record = Record(received_s, tokenize_s)
 
     @property
     def state(self) -> RequestState:
@@ -141,16 +136,15 @@ class Answer:
         """Workers were chosen; the request that they are to serve."""
         if self.num_attempts == 0:
             self._progress.move(RequestState.ADMITTED)
-            self._first_placed_s = now_s
         self._progress.move(RequestState.RESERVING)
         self.num_attempts += 1
         self._num_resumed_tokens = len(self.log)
         self._early.clear()
         self._prompt_logprobs.clear()
-        self.placement, self._placed_s = placement, now_s
-        self._reservation = self._prefill = self._transfer = self._done = None
+        self.placement = placement
+        self._reservation = self._prefill = self._transfer = self._decode = None
         self._is_prefill_lost = False
-        self._reserve_s = 0.0
+        self.record.placed(now_s, placement.why)
         return self.request.resumed(self.log, self.num_attempts)
 
     def take(self, event: Event, arrived_s: float) -> Failure | None:
@@ -159,16 +153,16 @@ class Answer:
             case Reserved():
                 self._progress.move(RequestState.PREFILLING)
                 self._reservation = event.reservation
-                self._reserve_s = arrived_s - self._placed_s
+                self.record.reserved(arrived_s)
             case PromptLogprobs():
                 self._prompt_logprobs += event.logprobs
             case FirstToken():
-                self._prefill = event.report
+                self._prefill = self._heard(event.report)
                 if self._progress.state is RequestState.PREFILLING:
                     self._progress.move(RequestState.TRANSFERRING)
                 self._take_token(0, OutputToken(event.token_id, event.logprobs), arrived_s)
             case TransferReport():
-                self._transfer = event
+                self._transfer = self._heard(event)
             case NewToken():
                 self._take_decoded(event, arrived_s)
             case PrefillFailed():
@@ -187,9 +181,10 @@ class Answer:
         """None when the last token is here already: no worker can fail the answer any more."""
         return None if self._finish_reason is not None else Failure(error, is_from_prefill)
 
-    def fail(self) -> None:
+    def fail(self, error: TwophaseError, now_s: float) -> None:
         """This attempt is over; `attempt` may begin another."""
         self._progress.move(RequestState.FAILED)
+        self.record.failed(now_s, error)
 
     def take_prompt_logprobs(self) -> tuple[Logprobs, ...]:
         """Those of the whole prompt, once they may be delivered; empty unless asked for, or again.
@@ -206,9 +201,7 @@ class Answer:
 
     def delivered(self, now_s: float) -> None:
         """What `take_undelivered` returned was handed to the transport."""
-        if self._first_delivered_s is None:
-            self._first_delivered_s = now_s
-        self._last_delivered_s = now_s
+        self.record.delivered(now_s)
 
     def stop(self, num_dropped: int) -> None:
         """The text is complete without the last `num_dropped` tokens: nothing more is needed."""
@@ -221,7 +214,7 @@ class Answer:
         self._progress.move(RequestState.FINISHED)
         prefill = self._prefill
         if self.num_attempts == 0:  # its client had all tokens
-            self._first_placed_s = self._placed_s = now_s
+            self.record.unplaced(now_s)
             prefill = PrefillReport(0.0, 0.0, 0, 0)
         if self._finish_reason is None or prefill is None:
             raise InvariantBroken(f"request {self.request.request_id} ended incomplete")
@@ -230,10 +223,10 @@ class Answer:
     def known(self, now_s: float) -> Completion:
         """The record of a request that fails now: what was delivered, phases as far as told."""
         if self.num_attempts == 0:
-            self._first_placed_s = self._placed_s = now_s
+            self.record.unplaced(now_s)
         prefill = self._prefill or PrefillReport(0.0, 0.0, 0, 0)
         record = self._record(FinishReason.ERROR, prefill, now_s, ())
-        ttft_s = 0.0 if self._first_delivered_s is None else record.phases.time_to_first_token_s
+        ttft_s = record.phases.time_to_first_token_s if self.record.is_delivered else 0.0
         return replace(
             record,
             usage=replace(record.usage, num_output_tokens=self.num_delivered_tokens),
@@ -263,7 +256,7 @@ class Answer:
             request_id=id_of_attempt(self.request.request_id),
             finish_reason=finish_reason,
             usage=self._usage(prefill),
-            phases=self._phases(prefill, now_s),
+            phases=self.record.phases(prefill, self._transfer, self._decode, now_s),
             transfer=self._transfer,
             prefill_worker=prefill_worker,
             decode_worker=decode_worker,
@@ -275,8 +268,10 @@ class Answer:
         )
 
     def _take_decoded(self, event: NewToken, arrived_s: float) -> None:
-        self._prefill = event.prefill or self._prefill
-        self._done = event.done or self._done
+        if event.prefill is not None:
+            self._prefill = self._heard(event.prefill)
+        if event.done is not None:
+            self._decode = self._heard(event.done.report)
         if self._progress.state in (RequestState.PREFILLING, RequestState.TRANSFERRING):
             self._progress.move(RequestState.DECODING)
             assert self.placement is not None
@@ -290,9 +285,12 @@ class Answer:
             self.log.append(token.token_id)
             self._undelivered.append(token)
             self._finish_reason = self.request.finish_reason(token.token_id, len(self.log))
-        self._token_arrived_s = arrived_s
-        if index == 0:
-            self._first_arrived_s = arrived_s
+        self.record.token_arrived(arrived_s, is_first=index == 0)
+
+    def _heard(self, report: Report) -> Report:
+        """Note the events of a worker's report; the rest of it."""
+        self.record.heard(report.events, self._num_resumed_tokens)
+        return replace(report, events=())
 
     def _usage(self, prefill: PrefillReport) -> Usage:
         num_prompt_tokens = self.request.num_prompt_tokens
@@ -312,33 +310,9 @@ class Answer:
             num_local_prefill_tokens=local,
         )
 
-    def _phases(self, prefill: PrefillReport, now_s: float) -> Phases:
-        first_delivered_s = now_s if self._first_delivered_s is None else self._first_delivered_s
-        return Phases(
-            tokenize_s=self._tokenize_s,
-            place_s=self._first_placed_s - self.received_s - self._tokenize_s,
-            recovery_s=self._placed_s - self._first_placed_s,
-            reserve_s=self._reserve_s,
-            queue_s=prefill.queue_s,
-            prefill_s=prefill.prefill_s,
-            exposed_transfer_s=self._transfer.exposed_s if self._transfer else 0.0,
-            slot_wait_s=self._done.report.slot_wait_s if self._done else 0.0,
-            decode_s=self._decode_s(),
-            delivery_s=self._last_delivered_s - self._token_arrived_s,
-            total_s=now_s - self.received_s,
-            time_to_first_token_s=first_delivered_s - self.received_s,
-        )
-
-    def _decode_s(self) -> float:
-        """As decode told; of an answer that was stopped here, what lies between two arrivals."""
-        if self._done is not None:
-            return self._done.report.decode_s
-        exposed_s = self._transfer.exposed_s if self._transfer is not None else 0.0
-        return max(self._token_arrived_s - self._first_arrived_s - exposed_s, 0.0)
-
     def _decode_report(self) -> DecodeReport | None:
         """As decode told, in the words of users: places in the whole answer, and their own ids."""
-        report = self._done.report if self._done is not None else None
+        report = self._decode
         if report is None or report.longest_gap is None:
             return report
         gap = report.longest_gap

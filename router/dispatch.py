@@ -66,6 +66,11 @@ class Dispatcher:
         self._watch.cancel()
         await self._prefills.__aexit__(None, None, None)
 
+    def obey(self, policy: DispatchPolicy) -> None:
+        """Place and recover by this policy from now on; an attempt keeps what it began with."""
+        self._policy = policy
+        self._placing.obey(policy)
+
     @property
     def num_prefill_calls(self) -> int:
         """Calls to prefill workers that have not ended."""
@@ -115,7 +120,7 @@ class Dispatcher:
                         if failure is not None:
                             held.callback(self._let_go, failure.origin)
                             self._fleet.blame(lease.placement, failure)
-                            self._note(request, failure, lease, is_probe=placement is not None)
+                            self._note(answer, failure, lease, is_probe=placement is not None)
                             recovery.failed(failure, lease.placement)
         except TimeoutError as error:
             detail = f"request {request.request_id} was not done within its deadline"
@@ -129,7 +134,7 @@ class Dispatcher:
         try:
             decode = self._fleet.decode(placement.decode)
         except PeerLost as error:
-            answer.fail()
+            answer.fail(error, self._clock.now_s())
             return Failure(error, is_from_prefill=False)
         mailbox = Mailbox(self._clock, request.num_prompt_tokens)
         with decode.serving(request), decode.receiving(request.request_id, mailbox):
@@ -150,7 +155,7 @@ class Dispatcher:
                         if num_last is not None:
                             answer.stop(len(tokens) - num_last)
                     if failure is not None and not answer.is_complete:
-                        answer.fail()
+                        answer.fail(failure.error, self._clock.now_s())
                         return replace(failure, origin=_try_keep(decode, mailbox, event))
         return None
 
@@ -160,18 +165,19 @@ class Dispatcher:
             with suppress(PeerLost):
                 self._fleet.decode(origin.decode).send(CancelRequest(origin.held_id))
 
-    def _note(self, request: Request, failure: Failure, lease: Lease, *, is_probe: bool) -> None:
-        """Count a failed handoff, and have the next probe tell whether any can succeed."""
+    def _note(self, answer: Answer, failure: Failure, lease: Lease, *, is_probe: bool) -> None:
+        """Count it, and after a failed handoff have the next probe tell whether any can succeed."""
         if is_probe:
             return  # its own failure must not call for the next probe at once
+        request_id, placement = answer.request.request_id, lease.placement
         if failure.origin is not None:
-            self._log.info("request %s leaves %s", request.request_id, failure.origin.decode)
+            self._log.info("request %s leaves %s", request_id, failure.origin.decode)
             return
-        if lease.placement.held_id is not None and lease.work and not lease.work.is_shipped:
+        if placement.held_id is not None and lease.work and not lease.work.is_shipped:
             self._counters.migration_failed(failure.error)
-        self._log.warning("request %s: an attempt failed: %s", request.request_id, failure.error)
+        self._log.warning("request %s: an attempt failed: %s", request_id, failure.error)
+        self._counters.attempt_failed(placement, failure.error)
         if isinstance(failure.error, TransferFailed):
-            self._counters.handoff_failed()
             self._fleet.announce()
 
     @asynccontextmanager

@@ -135,9 +135,8 @@ class Generation:
                 make = self._making(incoming, request, running, prompt_read)
                 try:
                     completions = await make_answers(num_answers, make, deliver, prompt_read)
-                except asyncio.CancelledError:
-                    if (known := running.known(self._clock.now_s())) is not None:
-                        self._history.add(known)
+                except (asyncio.CancelledError, TwophaseError):
+                    self._remember_failed(running)
                     raise
                 finally:
                     self._measured.left(running.answers)
@@ -145,16 +144,19 @@ class Generation:
             self._measured.failed(error)
             if isinstance(error, TwophaseError):
                 self._log.info("request %s: %s", incoming.request_id, error)
-                if error.completion is not None:
-                    self._history.add(error.completion)
             raise
         self._measured.finished(completions)
-        for index, completion in enumerate(completions):
+        for completion, answer in zip(completions, running.answers, strict=True):
             self._counters.finished(completion)
-            name = answer_id(incoming.request_id, index)
-            self._history.add(replace(completion, request_id=name))
+            name = answer_id(incoming.request_id, answer.index)
+            self._history.add(replace(completion, request_id=name), answer.record)
             self._log_completion(name, completion)
         return completions
+
+    def _remember_failed(self, running: RunningRequest) -> None:
+        answer, known = running.answer, running.known(self._clock.now_s())
+        if answer is not None and known is not None:
+            self._history.add(known, answer.record)
 
     def bytes_of(self, token_id: int) -> bytes:
         """What one token stands for, as `Tokenizer.bytes_of`."""
@@ -249,7 +251,7 @@ class Generation:
 
     async def _answer(self, answer: Answer, text: AnswerText, deliver: Deliver) -> Completion:
         request, index = answer.request, answer.index
-        meter = self._measured.meter(answer.received_s, self._clock)
+        meter = self._measured.meter(answer.record.received_s, self._clock)
 
         async def deliver_tokens(tokens: list[OutputToken]) -> int | None:
             told = answer.take_prompt_logprobs()

@@ -13,14 +13,16 @@ from core.completion import Completion
 from core.diagnosis import explain, usual_of
 from core.finding import Finding
 from core.request import FinishReason, RequestId
+from router.timeline.record import Record
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """One request, and when it ended by the router's clock."""
+    """One answer, and when it ended by the router's clock; its events are in `record`."""
 
     completion: Completion
     ended_s: float
+    record: Record
 
 
 class History:
@@ -31,10 +33,10 @@ class History:
         self._clock = clock
         self._ended: OrderedDict[RequestId, Ended] = OrderedDict()
 
-    def add(self, completion: Completion) -> None:
+    def add(self, completion: Completion, record: Record) -> None:
         """A request ended now."""
         self._ended.pop(completion.request_id, None)
-        self._ended[completion.request_id] = Ended(completion, self._clock.now_s())
+        self._ended[completion.request_id] = Ended(completion, self._clock.now_s(), record)
         if len(self._ended) > self._max_requests:
             self._ended.popitem(last=False)
 

@@ -160,6 +160,10 @@ class RunningRequests:
         """How many answers they have asked for."""
         return self._num_answers
 
+    def find(self, request_id: RequestId) -> RunningRequest | None:
+        """The request of that id; None if it is not inside."""
+        return self._by_id.get(request_id)
+
     def is_inside(self, request_id: RequestId) -> bool:
         """Whether the request is."""
         return request_id in self._by_id

@@ -65,6 +65,7 @@ async def serve(
             clock,
             worker_timeout_s=config.router.worker_timeout_s,
             wedged_after_s=config.router.wedged_after_s,
+            warm_s=config.router.warm_s,
             may_migrate=config.router.on_drain is OnDrain.MIGRATE,
             credentials=internal_credentials(config.security),
         ) as fleet,
@@ -98,7 +99,7 @@ async def serve(
         generation = Generation(fleet, dispatcher, tokenizer, door, config=config, clock=clock)
         codec = Codec(tokenizer, generation.limits)
         inference = InferenceService(generation, codec, door.running, config=config, clock=clock)
-        gauges = Gauges(fleet, dispatcher, door, clock)
+        gauges = Gauges(fleet, dispatcher, door, clock, config.mode)
         http_app = HttpApp(
             generation, readiness, config.model, http_defaults, clock, gauges.exposition
         )

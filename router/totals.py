@@ -9,8 +9,9 @@ from collections import Counter
 from dataclasses import replace
 
 from core.completion import Completion
-from core.errors import TransferFailed, TwophaseError
+from core.errors import TransferFailed, TwophaseError, word_of
 from core.worker import KvTotals
+from router.placing.placement import Placement
 
 
 class KvCounters:
@@ -18,6 +19,12 @@ class KvCounters:
 
     def __init__(self) -> None:
         self._totals = KvTotals()
+        self._failures: Counter[tuple[str, str, str]] = Counter()
+
+    @property
+    def failures(self) -> dict[tuple[str, str, str], int]:
+        """Failed attempts by prefill worker (empty without one), decode worker and reason."""
+        return dict(self._failures)
 
     @property
     def totals(self) -> KvTotals:
@@ -50,12 +57,17 @@ class KvCounters:
 
     def migration_failed(self, error: TwophaseError) -> None:
         """Count one that did not arrive."""
-        reason = error.reason if isinstance(error, TransferFailed) else type(error).__name__
         failed = Counter(dict(self._totals.failed_migrations))
-        failed[str(reason)] += 1
+        failed[_reason(error)] += 1
         self._totals = replace(self._totals, failed_migrations=tuple(sorted(failed.items())))
 
-    def handoff_failed(self) -> None:
-        """Count a request that ended because its KV cache did not arrive."""
-        failed = self._totals.num_failed_handoffs + 1
+    def attempt_failed(self, placement: Placement, error: TwophaseError) -> None:
+        """Count an attempt that a worker failed, and in it a KV cache that did not arrive."""
+        is_handoff = isinstance(error, TransferFailed)
+        self._failures[placement.prefill or "", placement.decode, _reason(error)] += 1
+        failed = self._totals.num_failed_handoffs + is_handoff
         self._totals = replace(self._totals, num_failed_handoffs=failed)
+
+
+def _reason(error: TwophaseError) -> str:
+    return str(error.reason) if isinstance(error, TransferFailed) else word_of(error)

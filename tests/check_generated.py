@@ -1,4 +1,4 @@
-"""Fails when what is generated differs from what is committed: message modules, docs/metrics.md."""
+"""Fails when what is generated differs from what is committed: messages, docs, the board."""
 
 import filecmp
 import sys
@@ -7,6 +7,7 @@ from pathlib import Path
 
 from grpc_tools import protoc
 
+from deploy.grafana import __main__ as board
 from tests import metrics_page
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -45,3 +46,5 @@ if __name__ == "__main__":
         sys.exit(f"stale, run `make proto`: {', '.join(stale)}")
     if metrics_page.PAGE.read_text(encoding="utf-8") != metrics_page.written():
         sys.exit("docs/metrics.md is stale, run `make docs`")
+    if board.FILE.read_text(encoding="utf-8") != board.written():
+        sys.exit("deploy/grafana/twophase.json is stale, run `make docs`")

@@ -4,11 +4,14 @@ The suite plays a share of the reference prompts, rounds and pairs that differ i
 --thorough (`make test-thorough`) it plays all of them.
 """
 
+import os
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+# Ray reads it when it is imported: its servers then listen on loopback alone (deploy/cli.py).
+os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
 # Machines that test may be busy: how long an input takes to be drawn says nothing about the code.
 settings.register_profile("busy", suppress_health_check=[HealthCheck.too_slow], deadline=None)
 settings.load_profile("busy")

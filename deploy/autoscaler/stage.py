@@ -1,7 +1,9 @@
 """Which stage holds requests back: decode slots, the link, the prefill queue, or none.
 
 They are looked at from the end, because a later stage that is full lets requests pile up in the
-earlier ones: read prompts that wait for a place at decode look like work of prefill otherwise.
+earlier ones: read prompts that wait for a place at decode look like work of prefill otherwise. One
+thing piles up forwards: blocks at decode are taken while their bytes wait for a link. So where
+slots are free and the link is late, a wait for decode is the link's.
 """
 
 from dataclasses import dataclass
@@ -41,15 +43,20 @@ def find_stage(
     link: LinkView,
 ) -> Finding:
     """The last stage, from the first token backwards, that holds requests back."""
+    is_link_late = (
+        scaling.prefill is not None
+        and link.wait_s > scaling.target_transfer_wait_s
+        and link.use >= LINK_BUSY
+    )
     why = _wait_for_decode(scaling, demand, decode)
-    if why:
+    if why and not (is_link_late and decode.num_running < decode.num_slots):
         return Finding(Stage.DECODE, why)
     if decode.step_s is not None and decode.step_s > scaling.decode.target_step_s:
         target_ms = scaling.decode.target_step_s * 1e3
         why = f"a decode step takes {decode.step_s * 1e3:.0f} ms (target {target_ms:.0f} ms)"
         return Finding(Stage.DECODE, why, is_wait=False)
     if prefill is not None and scaling.prefill is not None:
-        if link.wait_s > scaling.target_transfer_wait_s and link.use >= LINK_BUSY:
+        if is_link_late:
             carried = f"at {link.use:.0%} of what the links carry"
             return Finding(Stage.LINK, f"KV bytes wait {link.wait_s:.2f} s {carried}")
         wait_s = _wait_s(prefill, prefill.num_waiting)

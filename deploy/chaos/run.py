@@ -1,26 +1,26 @@
 """One chaos run: a cluster of child processes, a load, faults beside it, and what became of it all.
 
 1 every stream once, without faults: what is right
-2 streams without a pause while, every few seconds, a worker is killed or paused
+2 streams without a pause while, every few seconds, a worker or a router is killed or paused;
+  clients know every router
 3 the last streams end; whatever is still held, or lives on after the cluster, is told
 """
 
 import asyncio
 import logging
-import os
 import random
-import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import psutil
 
 from core.chaos import ChaosConfig, FaultKind
 from core.config import ClusterConfig
-from core.request import WorkerName
 from deploy.chaos.faults import Fault, next_fault
+from deploy.chaos.harm import harm
 from deploy.chaos.load import Stream, run_stream
+from deploy.chaos.watch import Watch
 from deploy.local_cluster import LocalCluster, local_cluster
 from deploy.own_client import wait_until_ready
 from twophase.client import AsyncClient
@@ -74,8 +74,10 @@ def run_chaos(config: ClusterConfig, tell: Callable[[str], None]) -> Outcome:
         TwophaseError: the cluster does not start, or a stream fails before the first fault.
     """
     outcome = Outcome()
-    with local_cluster(config, tell=tell, replace_lost=True) as cluster:
-        wait_until_ready(cluster.address, config.security, READY_TIMEOUT_S)
+    num_routers = config.chaos.routers
+    with local_cluster(config, tell=tell, replace_lost=True, num_routers=num_routers) as cluster:
+        for address in cluster.addresses:
+            wait_until_ready(address, config.security, READY_TIMEOUT_S)
         run = _Run(cluster, config, outcome, tell)
         asyncio.run(run.run())
     _, alive = psutil.wait_procs(run.processes, timeout=END_S)
@@ -92,32 +94,34 @@ class _Run:
         tell: Callable[[str], None],
     ) -> None:
         self._cluster = cluster
+        self._config = config
         self._chaos: ChaosConfig = config.chaos
-        self._secret = config.security.read_cluster_secret()
-        self._tls = config.security.own_client_tls
         # All that belonged to a server which was hit, or was there at the end.
         self.processes: set[psutil.Process] = set()
         self._outcome = outcome
         self._tell = tell
         self._draw = random.Random(self._chaos.seed)
+        self._harmed: set[str] = set()
         self._vocab_size = 0
 
     async def run(self) -> None:
         """All of it, but for the end of the processes."""
-        async with AsyncClient(
-            self._cluster.address, api_key=self._secret, tls=self._tls
-        ) as client:
+        security = self._config.security
+        secret, tls = security.read_cluster_secret(), security.own_client_tls
+        async with (
+            AsyncClient(self._cluster.addresses, api_key=secret, tls=tls) as client,
+            Watch(self._cluster, security) as watch,
+        ):
             self._vocab_size = (await client.model()).vocab_size
             await self._run_without_faults(client)
-            router = psutil.Process(self._cluster.children["router"].process.pid)
-            before_bytes = router.memory_info().rss
+            await watch.measure()
             until_s = time.monotonic() + self._chaos.duration_s
             async with asyncio.TaskGroup() as tasks:
                 for number in range(self._chaos.streams):
                     tasks.create_task(self._again_and_again(client, number, until_s))
-                tasks.create_task(self._inject(client, until_s))
-            await self._settle(client)
-            self._outcome.growth_bytes = router.memory_info().rss - before_bytes
+                tasks.create_task(self._inject(watch, until_s))
+            await self._settle(watch)
+            self._outcome.growth_bytes = watch.growth_bytes
             for child in self._cluster.children.values():
                 self._note(child.process.pid)
 
@@ -139,23 +143,32 @@ class _Run:
         while time.monotonic() < until_s:
             self._outcome.streams.append(await self._stream(client, number))
 
-    async def _inject(self, client: AsyncClient, until_s: float) -> None:
-        """A fault every few seconds; each paused worker goes on, whatever happens."""
-        async with asyncio.TaskGroup() as pauses:
+    async def _inject(self, watch: Watch, until_s: float) -> None:
+        """A fault every few seconds; what can be undone is undone, whatever happens."""
+        kinds: set[FaultKind] = set()
+        async with asyncio.TaskGroup() as harms:
             while time.monotonic() + self._chaos.every_s < until_s:
                 await asyncio.sleep(self._chaos.every_s)
-                fault = next_fault(self._chaos.faults, await self._up(client), self._draw)
+                up = [server for server in await watch.up() if server not in self._harmed]
+                kinds = kinds or {*self._chaos.faults}  # each comes before one comes again
+                fault = next_fault(sorted(kinds), up, self._draw)
+                await watch.measure()
                 if fault is None:
-                    self._tell("no worker can be spared: no fault")
+                    self._tell("nobody can be spared: no fault")
                     continue
-                self._tell(f"{fault.kind} {fault.worker}")
+                self._tell(f"{fault.kind} {fault.target}")
                 self._outcome.faults.append(fault)
-                process = self._cluster.children[fault.worker].process
-                self._note(process.pid)
-                if fault.kind is FaultKind.KILL:
-                    process.kill()
-                else:
-                    pauses.create_task(self._pause(process.pid))
+                kinds.discard(fault.kind)
+                harms.create_task(self._harm(fault))
+
+    async def _harm(self, fault: Fault) -> None:
+        pid = self._cluster.children[fault.target].process.pid
+        self._note(pid)
+        self._harmed.add(fault.target)
+        try:
+            await harm(fault.kind, pid, self._chaos.pause_s)
+        finally:
+            self._harmed.discard(fault.target)
 
     def _note(self, pid: int) -> None:
         """Whatever becomes of this process and its own, it must have ended with the cluster."""
@@ -165,42 +178,10 @@ class _Run:
         except psutil.NoSuchProcess:
             _log.info("process %d has ended by itself", pid)
 
-    async def _pause(self, pid: int) -> None:
-        os.kill(pid, signal.SIGSTOP)
-        try:
-            await asyncio.sleep(self._chaos.pause_s)
-        finally:
-            try:
-                os.kill(pid, signal.SIGCONT)
-            except ProcessLookupError:
-                _log.info("process %d was replaced while it was paused", pid)
-
-    async def _up(self, client: AsyncClient) -> Sequence[WorkerName]:
-        """Workers that the router is connected to, that answer, and that run."""
-        status = await client.status()
-        running = {
-            name for name, child in self._cluster.children.items() if _is_running(child.process.pid)
-        }
-        return [worker.name for worker in status.workers if worker.name in running]
-
-    async def _settle(self, client: AsyncClient) -> None:
-        """Note what is held once every worker is back, or after SETTLE_S."""
-        num_workers = len(self._cluster.children) - 1
+    async def _settle(self, watch: Watch) -> None:
+        """Note what is held once everybody is back, or after SETTLE_S."""
         until_s = time.monotonic() + SETTLE_S
-        while True:
-            status = await client.status()
-            left = {what: count for what, count in status.held.items() if count}
-            if len(status.workers) < num_workers:
-                left["workers that are not back"] = num_workers - len(status.workers)
-            if not left or time.monotonic() > until_s:
-                self._outcome.left = left
-                return
+        while (left := await watch.held()) and time.monotonic() < until_s:
             await asyncio.sleep(LOOK_S)
-
-
-def _is_running(pid: int) -> bool:
-    """Whether the process is there and not stopped."""
-    try:
-        return psutil.Process(pid).status() not in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
+        await watch.measure()
+        self._outcome.left = left

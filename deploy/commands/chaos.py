@@ -53,7 +53,7 @@ def _verdict(outcome: Outcome) -> list[str]:
     num_hit = sum(bool(stream.failures) for stream in outcome.streams)
     lines = [
         f"{len(outcome.streams)} streams, {num_hit} of them met faults, {outcome.num_wrong} wrong; "
-        f"{len(outcome.faults)} faults; the router grew by {outcome.growth_bytes / 1e6:.1f} MB"
+        f"{len(outcome.faults)} faults; a router grew by {outcome.growth_bytes / 1e6:.1f} MB"
     ]
     if outcome.left:
         lines.append(f"[red]left: {escape(str(outcome.left))}[/]")

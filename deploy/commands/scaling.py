@@ -1,15 +1,20 @@
 """`twophase scaling`: what was decided, from the file that `scaling.log` names."""
 
-import json
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 import yaml
 from rich.console import Console
 
 from core.errors import ConfigError
+from deploy import decision_log
+from deploy.decision_log import Entry
+
+LOOK_S = 0.5
 
 scaling_app = typer.Typer(no_args_is_help=True, help="Show how pools were scaled, and why.")
 
@@ -20,12 +25,19 @@ Log = Annotated[Path, typer.Argument(metavar="FILE", help="The file that scaling
 def scaling_log(
     path: Log,
     every: Annotated[bool, typer.Option("--all", help="Also ticks that changed nothing.")] = False,
+    follow: Annotated[bool, typer.Option(help="Go on with what is added, until Ctrl-C.")] = False,
 ) -> None:
-    """One sentence for each decision that changed something."""
+    """One sentence for each decision that changed something, and for each reload."""
+    with _read_errors(path):
+        found = decision_log.follow(path, _pause) if follow else decision_log.entries(path)
+        _show(found, every=every)
+
+
+def _show(found: Iterator[tuple[int, Entry]], *, every: bool) -> None:
     out = _console()
-    for number, record in enumerate(_records(path), start=1):
-        if every or record["actions"]:
-            out.print(f"{number:6} {record['now_s']:12.1f} s  {record['sentence']}")
+    for number, entry in found:
+        if every or entry["actions"] or "reload" in entry:
+            out.print(f"{number:6} {entry['now_s']:12.1f} s  {entry['sentence']}")
 
 
 @scaling_app.command("explain")
@@ -34,24 +46,29 @@ def scaling_explain(
     number: Annotated[int, typer.Argument(min=1, help="As `scaling log` numbers them.")],
 ) -> None:
     """Everything that one decision was made from."""
-    records = list(_records(path))
-    if number > len(records):
-        raise ConfigError(str(path), f"holds {len(records)} decisions, no number {number}")
-    record = records[number - 1]
+    with _read_errors(path):
+        found = dict(decision_log.entries(path))
+    if number > len(found):
+        raise ConfigError(str(path), f"holds {len(found)} decisions, no number {number}")
+    entry = found[number]
     out = _console()
-    out.print(record.pop("sentence"))
-    out.print(yaml.safe_dump(record, sort_keys=False), end="")
+    out.print(entry.pop("sentence"))
+    out.print(yaml.safe_dump(entry, sort_keys=False), end="")
 
 
-def _records(path: Path) -> Iterator[dict[str, Any]]:  # Any: as Record.to_json wrote them
+@contextmanager
+def _read_errors(path: Path) -> Iterator[None]:
     try:
-        with path.open(encoding="utf-8") as lines:
-            for line in lines:
-                yield json.loads(line)
+        yield
     except OSError as error:
         raise ConfigError(str(path), f"cannot be read ({error.strerror})") from error
     except ValueError as error:
         raise ConfigError(str(path), f"is no log of decisions: {error}") from error
+
+
+def _pause() -> None:
+    """What is added to a file announces itself on no system alike: it is looked at in a while."""
+    threading.Event().wait(LOOK_S)
 
 
 def _console() -> Console:

@@ -37,6 +37,7 @@ STATUS_CODES: dict[type[TwophaseError], grpc.StatusCode] = {
     errors.Cancelled: grpc.StatusCode.CANCELLED,
     errors.PeerLost: grpc.StatusCode.UNAVAILABLE,
     errors.PeerStopping: grpc.StatusCode.UNAVAILABLE,
+    errors.DeviceLost: grpc.StatusCode.UNAVAILABLE,
     errors.TransferFailed: grpc.StatusCode.UNAVAILABLE,
     errors.LayoutMismatch: grpc.StatusCode.FAILED_PRECONDITION,
     errors.ConfigError: grpc.StatusCode.FAILED_PRECONDITION,
@@ -93,6 +94,7 @@ def from_wire(message: worker_pb2.WireError) -> TwophaseError:
     plain: dict[str, type[TwophaseError]] = {
         "DeadlineExceeded": errors.DeadlineExceeded,
         "Cancelled": errors.Cancelled,
+        "DeviceLost": errors.DeviceLost,
         "Unauthenticated": errors.Unauthenticated,
         "PermissionDenied": errors.PermissionDenied,
         "ModelError": errors.ModelError,

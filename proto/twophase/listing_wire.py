@@ -10,6 +10,7 @@ _WORKER_STATES = {
     WorkerState.READY: pb.WORKER_STATE_READY,
     WorkerState.DRAINING: pb.WORKER_STATE_DRAINING,
     WorkerState.SUSPECT: pb.WORKER_STATE_SUSPECT,
+    WorkerState.WARMING: pb.WORKER_STATE_WARMING,
 }
 _WORKER_STATES_BACK = {value: key for key, value in _WORKER_STATES.items()}
 _REQUEST_STATES = {

@@ -13,8 +13,9 @@ import grpc
 
 from core.clock import Clock
 from core.errors import Cancelled, PeerLost, TwophaseError, Unauthenticated
+from core.events.clock_offset import ClockOffset, WorkerClock
 from core.link import LinkDown, LinkUp
-from core.request import Request, RequestId
+from core.request import Request, RequestId, WorkerName
 from core.worker import (
     BlockHolder,
     DecodeCommand,
@@ -133,32 +134,48 @@ class Duplex(Generic[Sent, Received]):
 
 
 class Peer:
-    """A connection to one worker's gRPC server."""
+    """A connection to one worker's gRPC server.
+
+    What the worker stamped with its own clock is told on ours, as far as its answers to `info` and
+    `status` have shown how the two differ.
+    """
 
     def __init__(
         self, address: str, clock: Clock, credentials: Credentials = Credentials()
     ) -> None:
         self.address = address
         self._clock = clock
+        self._name = WorkerName(address)
+        self._offset = ClockOffset()
         self._channel = credentials.open_channel(grpc.aio, address, PEER_OPTIONS)
         self._worker = pb_grpc.WorkerStub(self._channel)
         self._prefill = pb_grpc.PrefillWorkerStub(self._channel)
         self._decode = pb_grpc.DecodeWorkerStub(self._channel)
 
+    @property
+    def worker_clock(self) -> WorkerClock:
+        """How the worker's clock differs from ours, as it is known now."""
+        return self._offset.of(self._name)
+
     async def info(self, timeout_s: float) -> WorkerInfo:
         """What the worker is; waits up to `timeout_s` for it to listen."""
         with _core_errors(self.address):
+            asked_s = self._clock.now_s()
             message = await self._worker.GetInfo(
                 pb.GetInfoRequest(), timeout=timeout_s, wait_for_ready=True
             )
+            self._offset.sample(asked_s, message.clock_s, self._clock.now_s())
+            self._name = WorkerName(message.name)
             return worker_wire.info_from_wire(message)
 
     async def status(self, timeout_s: float) -> WorkerStatus:
         """What the worker holds."""
         with _core_errors(self.address):
+            asked_s = self._clock.now_s()
             message = await self._worker.GetWorkerStatus(
                 pb.GetWorkerStatusRequest(), timeout=timeout_s
             )
+            self._offset.sample(asked_s, message.clock_s, self._clock.now_s())
             return status_wire.status_from_wire(message)
 
     async def blocks(self, timeout_s: float) -> list[BlockHolder]:
@@ -200,7 +217,7 @@ class Peer:
         try:
             with _core_errors(self.address):
                 async for event in call:
-                    yield worker_wire.prefill_event_from_wire(event)
+                    yield worker_wire.prefill_event_from_wire(event, self.worker_clock)
         finally:
             call.cancel()
 
@@ -209,7 +226,7 @@ class Peer:
         session: Duplex[DecodeCommand, DecodeUpdate] = Duplex(
             self.address,
             lambda command: worker_wire.command_to_wire(command, self._clock.now_s()),
-            worker_wire.update_from_wire,
+            lambda message: worker_wire.update_from_wire(message, self.worker_clock),
         )
         return session.open(self._decode.Session)
 

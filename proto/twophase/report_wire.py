@@ -1,9 +1,11 @@
 """What was measured of one answer, and what is concluded from it: to messages, and back."""
 
+from core.events.clock_offset import WorkerClock
 from core.finding import Diagnosis, Finding, PhaseSpread, Symptom, Trouble
 from core.request import RequestId
-from core.timeline import DecodeReport, Gap
-from twophase.v1 import admin_pb2
+from core.timeline import DecodeReport, Gap, PrefillReport
+from twophase.event_wire import event_to_wire, events_from_wire
+from twophase.v1 import admin_pb2, worker_pb2
 from twophase.v1 import inference_pb2 as pb
 
 _SYMPTOMS = {
@@ -11,6 +13,28 @@ _SYMPTOMS = {
     Symptom.LATER_TOKENS: admin_pb2.SYMPTOM_LATER_TOKENS_SLOW,
 }
 _SYMPTOMS_BACK = {value: key for key, value in _SYMPTOMS.items()}
+
+
+def prefill_report_to_wire(report: PrefillReport) -> worker_pb2.PrefillTimes:
+    """What was measured of a prompt, as a message."""
+    return worker_pb2.PrefillTimes(
+        queue_s=report.queue_s,
+        prefill_s=report.prefill_s,
+        num_cached_tokens=report.num_cached_tokens,
+        num_chunks=report.num_chunks,
+        events=map(event_to_wire, report.events),
+    )
+
+
+def prefill_report_from_wire(message: worker_pb2.PrefillTimes, clock: WorkerClock) -> PrefillReport:
+    """What was measured of a prompt, from its message; `clock` is the sender's."""
+    return PrefillReport(
+        message.queue_s,
+        message.prefill_s,
+        message.num_cached_tokens,
+        message.num_chunks,
+        events_from_wire(message.events, clock),
+    )
 
 
 def decode_report_to_wire(report: DecodeReport) -> pb.DecodeReport:

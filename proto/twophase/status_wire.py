@@ -1,14 +1,20 @@
 """Messages that tell what a worker holds, to core types and back."""
 
+from collections.abc import Iterator
+
+from core import telemetry
 from core.request import RequestId, WorkerName
+from core.telemetry import Sample
 from core.worker import BlockHolder, KvTotals, LinkStatus, Role, StuckWorker, WorkerStatus
 from twophase.signals_wire import signals_from_wire, signals_to_wire
 from twophase.v1 import admin_pb2
 from twophase.v1 import worker_pb2 as pb
 
+_ENTRIES = {entry.name: entry for entry in telemetry.TABLE}
 
-def status_to_wire(status: WorkerStatus) -> pb.WorkerStatus:
-    """What a worker holds, as a message."""
+
+def status_to_wire(status: WorkerStatus, clock_s: float = 0.0) -> pb.WorkerStatus:
+    """What a worker holds, as a message; clock_s is its clock as it answers, 0 if others tell."""
     return pb.WorkerStatus(
         name=status.name,
         role=status.role.value,
@@ -32,6 +38,8 @@ def status_to_wire(status: WorkerStatus) -> pb.WorkerStatus:
         num_runnable_requests=status.num_runnable_requests,
         is_draining=status.is_draining,
         signals=signals_to_wire(status.signals),
+        samples=map(_sample_to_wire, status.samples),
+        clock_s=clock_s,
         links=[
             pb.LinkStatus(
                 peer=link.peer,
@@ -71,6 +79,7 @@ def status_from_wire(message: pb.WorkerStatus) -> WorkerStatus:
         num_runnable_requests=message.num_runnable_requests,
         is_draining=message.is_draining,
         signals=signals_from_wire(message.signals),
+        samples=tuple(_known_samples(message)),
         links=tuple(
             LinkStatus(
                 WorkerName(link.peer),
@@ -83,6 +92,23 @@ def status_from_wire(message: pb.WorkerStatus) -> WorkerStatus:
             for link in message.links
         ),
     )
+
+
+def _sample_to_wire(sample: Sample) -> pb.Sample:
+    return pb.Sample(
+        metric=sample.entry.name, labels=sample.labels, value=sample.value, counts=sample.counts
+    )
+
+
+def _known_samples(message: pb.WorkerStatus) -> Iterator[Sample]:
+    """Those of metrics that have the same labels and buckets here: a worker may be older."""
+    for sample in message.samples:
+        entry = _ENTRIES.get(sample.metric)
+        if entry is None or len(sample.labels) != len(entry.labels):
+            continue
+        if len(sample.counts) == (len(entry.buckets) + 1 if entry.buckets else 0):
+            labels, counts = tuple(sample.labels), tuple(sample.counts)
+            yield Sample(entry, sample.value, labels, counts)
 
 
 def holder_to_wire(holder: BlockHolder) -> pb.BlockHolder:

@@ -4,9 +4,12 @@ A deadline is absolute monotonic seconds in a process and remaining seconds on t
 functions take the clock's `now_s` where a request crosses.
 """
 
+from dataclasses import replace
+
+from core.events.clock_offset import WorkerClock
 from core.layout import Dtype, KVLayout
 from core.request import FinishReason, Request, RequestId, SamplingParams, WorkerName
-from core.timeline import PrefillReport, TransferReport
+from core.timeline import TransferReport
 from core.worker import (
     CancelRequest,
     DecodeCommand,
@@ -26,7 +29,13 @@ from core.worker import (
     WorkerInfo,
 )
 from twophase import errors
-from twophase.report_wire import decode_report_from_wire, decode_report_to_wire
+from twophase.event_wire import OWN_CLOCK, event_to_wire, events_from_wire
+from twophase.report_wire import (
+    decode_report_from_wire,
+    decode_report_to_wire,
+    prefill_report_from_wire,
+    prefill_report_to_wire,
+)
 from twophase.v1 import inference_pb2
 from twophase.v1 import worker_pb2 as pb
 from twophase.wire import (
@@ -63,8 +72,8 @@ def layout_from_wire(message: pb.Layout) -> KVLayout:
     )
 
 
-def info_to_wire(info: WorkerInfo) -> pb.WorkerInfo:
-    """What a worker is, as a message."""
+def info_to_wire(info: WorkerInfo, clock_s: float = 0.0) -> pb.WorkerInfo:
+    """What a worker is, as a message; clock_s is its clock as it answers."""
     return pb.WorkerInfo(
         name=info.name,
         role=info.role.value,
@@ -76,6 +85,7 @@ def info_to_wire(info: WorkerInfo) -> pb.WorkerInfo:
         vocab_size=info.vocab_size,
         max_num_sequences=info.max_num_sequences,
         kernels=info.kernels,
+        clock_s=clock_s,
     )
 
 
@@ -192,7 +202,7 @@ def prefill_event_to_wire(event: PrefillEvent) -> pb.PrefillEvent:
         return pb.PrefillEvent(
             first_token=pb.FirstToken(
                 token_id=event.token_id,
-                times=_prefill_report_to_wire(event.report),
+                times=prefill_report_to_wire(event.report),
                 logprobs=None if event.logprobs is None else logprobs_to_wire(event.logprobs),
             )
         )
@@ -203,24 +213,32 @@ def prefill_event_to_wire(event: PrefillEvent) -> pb.PrefillEvent:
             num_pieces=event.num_pieces,
             push_s=event.push_s,
             exposed_s=event.exposed_s,
+            events=map(event_to_wire, event.events),
         )
     )
 
 
-def prefill_event_from_wire(message: pb.PrefillEvent) -> PrefillEvent:
-    """A prefill's answer from its message."""
+def prefill_event_from_wire(
+    message: pb.PrefillEvent, clock: WorkerClock = OWN_CLOCK
+) -> PrefillEvent:
+    """A prefill's answer from its message; `clock` is the sender's."""
     if message.HasField("prompt_logprobs"):
         return _prompt_logprobs_from_wire(message.prompt_logprobs)
     if message.HasField("first_token"):
         first = message.first_token
         return FirstToken(
             first.token_id,
-            _prefill_report_from_wire(first.times),
+            prefill_report_from_wire(first.times, clock),
             logprobs_from_wire(first.logprobs) if first.HasField("logprobs") else None,
         )
     done = message.transfer_done
     return TransferReport(
-        done.backend, done.num_bytes, done.num_pieces, done.push_s, done.exposed_s
+        done.backend,
+        done.num_bytes,
+        done.num_pieces,
+        done.push_s,
+        done.exposed_s,
+        events_from_wire(done.events, clock),
     )
 
 
@@ -232,21 +250,6 @@ def _prompt_logprobs_to_wire(event: PromptLogprobs) -> pb.PromptLogprobs:
 def _prompt_logprobs_from_wire(message: pb.PromptLogprobs) -> PromptLogprobs:
     logprobs = tuple(map(logprobs_from_wire, message.logprobs))
     return PromptLogprobs(RequestId(message.request_id), logprobs)
-
-
-def _prefill_report_to_wire(report: PrefillReport) -> pb.PrefillTimes:
-    return pb.PrefillTimes(
-        queue_s=report.queue_s,
-        prefill_s=report.prefill_s,
-        num_cached_tokens=report.num_cached_tokens,
-        num_chunks=report.num_chunks,
-    )
-
-
-def _prefill_report_from_wire(message: pb.PrefillTimes) -> PrefillReport:
-    return PrefillReport(
-        message.queue_s, message.prefill_s, message.num_cached_tokens, message.num_chunks
-    )
 
 
 def command_to_wire(command: DecodeCommand, now_s: float) -> pb.DecodeCommand:
@@ -292,14 +295,14 @@ def update_to_wire(update: DecodeUpdate) -> pb.DecodeUpdate:
     )
 
 
-def update_from_wire(message: pb.DecodeUpdate) -> DecodeUpdate:
-    """What a step did, from its message."""
+def update_from_wire(message: pb.DecodeUpdate, clock: WorkerClock = OWN_CLOCK) -> DecodeUpdate:
+    """What a step did, from its message; `clock` is the sender's."""
     return DecodeUpdate(
         reserved=tuple(
             Reserved(RequestId(r.request_id), reservation_from_wire(r.reservation))
             for r in message.reserved
         ),
-        tokens=tuple(_token_from_wire(token) for token in message.tokens),
+        tokens=tuple(_token_from_wire(token, clock) for token in message.tokens),
         failed=tuple(
             RequestFailed(RequestId(f.request_id), errors.from_wire(f.error))
             for f in message.failed
@@ -321,20 +324,22 @@ def _token_to_wire(token: NewToken) -> pb.NewToken:
         else pb.DecodeDone(
             finish_reason=done.finish_reason.value,
             report=decode_report_to_wire(done.report),
+            events=map(event_to_wire, done.report.events),
         ),
-        prefill_times=None if prefill is None else _prefill_report_to_wire(prefill),
+        prefill_times=None if prefill is None else prefill_report_to_wire(prefill),
         logprobs=None if token.logprobs is None else logprobs_to_wire(token.logprobs),
     )
 
 
-def _token_from_wire(message: pb.NewToken) -> NewToken:
+def _token_from_wire(message: pb.NewToken, clock: WorkerClock) -> NewToken:
     done = None
     if message.HasField("done"):
         report = decode_report_from_wire(message.done.report)
+        report = replace(report, events=events_from_wire(message.done.events, clock))
         done = DecodeDone(FinishReason(message.done.finish_reason), report)
     prefill = None
     if message.HasField("prefill_times"):
-        prefill = _prefill_report_from_wire(message.prefill_times)
+        prefill = prefill_report_from_wire(message.prefill_times, clock)
     return NewToken(
         request_id=RequestId(message.request_id),
         token_id=message.token_id,

@@ -28,7 +28,6 @@ from core.clock import Clock
 from core.completion import Chunk, Completion
 from core.errors import PeerLost, TwophaseError
 from core.request import Logprobs
-from core.telemetry import CONTENT_TYPE
 from router.generation import Generation, Incoming
 from router.http import openapi
 from router.http.body import Body, Kind, defaults_of, read_body
@@ -39,6 +38,7 @@ from router.http.replies import Replies, Sent, error_event, server_timing
 from router.readiness import Readiness
 from router.request import Defaults, check_model, request_id_of
 from router.several import Delivery
+from router.telemetry.exposition import CONTENT_TYPE
 
 EVENTS_TYPE = "text/event-stream; charset=utf-8"
 # Larger bodies are unpacked in a thread, so that running streams go on meanwhile.

@@ -5,14 +5,16 @@ is lost, tell every request that waits for it, and try again after a back-off. A
 returns has a new incarnation; nothing of the old one is believed. One that says that it is
 stopping gets nothing new, and hands over its requests as soon as another one can take them. One
 that was given up in silence, or without any progress, is stuck: its process may live, and whoever
-started it is told to replace it.
+started it is told to replace it. One that has just connected is cold: while others can serve, it
+is given nothing until `readiness` has tested its links, for `warm_s` at most.
 
 Runs in the router's event loop. Knows nothing of tokens or text.
 """
 
 import asyncio
 import logging
-from dataclasses import dataclass
+import math
+from collections.abc import Sequence
 
 from core.backoff import Backoff
 from core.clock import Clock
@@ -21,6 +23,7 @@ from core.request import WorkerName
 from core.worker import BlockHolder, Role, StuckWorker, WorkerInfo, WorkerStatus
 from router.members.blame import blamed
 from router.members.member import DecodeMember, Member
+from router.members.stuck import Stuck, StuckWorkers
 from router.placing.placement import DecodeLoad, Placement, PrefillLoad
 from router.recovery import Failure
 from twophase.credentials import Credentials
@@ -32,17 +35,6 @@ RECONNECT_S = 0.5
 MAX_RECONNECT_S = 10.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Stuck:
-    """A worker that was given up; num_steps is where a wedged one stood still."""
-
-    name: WorkerName
-    incarnation: str
-    why: str
-    since_s: float
-    num_steps: int | None
-
-
 class Fleet:
     """All known workers; use as an async context manager."""
 
@@ -52,6 +44,7 @@ class Fleet:
         *,
         worker_timeout_s: float,
         wedged_after_s: float,
+        warm_s: float = 0.0,
         may_migrate: bool = True,
         credentials: Credentials = Credentials(),
     ) -> None:
@@ -59,12 +52,13 @@ class Fleet:
         self._clock = clock
         self._worker_timeout_s = worker_timeout_s
         self._wedged_after_s = wedged_after_s
+        self._warm_s = warm_s
         self._may_migrate = may_migrate
         self._credentials = credentials
         self._members: dict[WorkerName, Member] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._last_errors: dict[str, str] = {}
-        self._stuck: dict[str, _Stuck] = {}
+        self._stuck = StuckWorkers()
         self._group = asyncio.TaskGroup()
         self._log = logging.getLogger("twophase.fleet")
 
@@ -94,7 +88,7 @@ class Fleet:
             task.cancel()
             await asyncio.wait([task])
         self._last_errors.pop(address, None)
-        self._stuck.pop(address, None)
+        self._stuck.forget(address)
 
     async def wait_for(self, address: str, timeout_s: float) -> WorkerInfo:
         """What the worker at `address` is, once it is connected.
@@ -148,32 +142,42 @@ class Fleet:
     @property
     def stuck(self) -> list[StuckWorker]:
         """Workers that were given up although their processes may live."""
+        return self._stuck.told(self._clock.now_s())
+
+    @property
+    def cold(self) -> list[Member]:
+        """Workers whose links are to be tested before they are given requests."""
         now_s = self._clock.now_s()
-        return [
-            StuckWorker(stuck.name, address, stuck.why, now_s - stuck.since_s)
-            for address, stuck in self._stuck.items()
-        ]
+        members = self._members.values()
+        return [member for member in members if member.is_cold(now_s) and not member.is_draining]
+
+    def warmed(self, members: Sequence[Member]) -> None:
+        """The links of these workers were tested, or tried for long enough."""
+        for member in members:
+            member.cold_until_s = -math.inf
+        self.announce()
 
     def prefill_loads(self) -> list[PrefillLoad]:
-        """Facts for placement about the prefill workers that may be given a request."""
+        """Facts for placement about the prefill workers that may be given a request.
+
+        Cold ones are among them only where there is no other.
+        """
         now_s = self._clock.now_s()
+        usable = [member for member in self.members(Role.PREFILL) if member.is_usable(now_s)]
         return [
             PrefillLoad.of(member.info, member.num_prompt_tokens)
-            for member in self.members(Role.PREFILL)
-            if member.is_usable(now_s)
+            for member in [m for m in usable if not m.is_cold(now_s)] or usable
         ]
 
     def decode_loads(self) -> list[DecodeLoad]:
         """Facts for placement about the decode workers that may be given a request.
 
-        Nobody makes up for decode: where every worker has failed lately, all are tried.
+        Nobody makes up for decode: where every worker has failed lately, or is cold, all are tried.
         """
         now_s = self._clock.now_s()
         taking = [member for member in self._decode_members() if not member.is_draining]
-        return [
-            DecodeLoad.of(member.info, member.num_requests)
-            for member in [m for m in taking if m.is_usable(now_s)] or taking
-        ]
+        usable = [m for m in taking if m.is_usable(now_s) and not m.is_cold(now_s)]
+        return [DecodeLoad.of(member.info, member.num_requests) for member in usable or taking]
 
     def blame(self, placement: Placement, failure: Failure) -> None:
         """Count a failed attempt against the workers whose fault it may be."""
@@ -253,12 +257,11 @@ class Fleet:
 
     async def _require_unstuck(self, info: WorkerInfo, peer: Peer) -> None:
         """Refuse a worker that was wedged and has done no step since."""
-        stuck = self._stuck.get(peer.address)
+        stuck = self._stuck.at(peer.address)
         if stuck is not None and stuck.num_steps is not None:
-            is_same = info.incarnation == stuck.incarnation
-            if is_same and (await peer.status(CONNECT_TIMEOUT_S)).num_steps == stuck.num_steps:
+            if stuck.is_wedged(info, (await peer.status(CONNECT_TIMEOUT_S)).num_steps):
                 raise PeerLost(info.name, stuck.why)
-        self._stuck.pop(peer.address, None)
+        self._stuck.forget(peer.address)
 
     async def _serve(self, info: WorkerInfo, peer: Peer, backoff: Backoff) -> None:
         if info.name in self._members:
@@ -268,6 +271,7 @@ class Fleet:
             if other_member.info.layout.weights_hash != info.layout.weights_hash:
                 raise PeerLost(info.name, f"its weights are not those of {other_member.info.name}")
         member = DecodeMember(info, peer) if info.role is Role.DECODE else Member(info, peer)
+        member.cold_until_s = self._clock.now_s() + self._warm_s
         self._members[info.name] = member
         self._log.info("%s connected at %s", info.name, peer.address)
         backoff.reset()
@@ -298,8 +302,7 @@ class Fleet:
 
     def _relieve(self) -> None:
         """Hand over what stopping decode workers have, each if one like it can go on."""
-        now_s = self._clock.now_s()
-        members = self._decode_members()
+        members, now_s = self._decode_members(), self._clock.now_s()
         layouts = [member.info.layout for member in members if member.is_usable(now_s)]
         for member in members:
             if member.is_draining and member.info.layout in layouts:
@@ -342,7 +345,6 @@ class Fleet:
 
     def _give_up(self, member: Member, why: str, *, num_steps: int | None = None) -> None:
         info, now_s = member.info, self._clock.now_s()
-        self._stuck[member.peer.address] = _Stuck(
-            info.name, info.incarnation, why, now_s, num_steps
-        )
+        stuck = Stuck(info.name, info.incarnation, why, now_s, num_steps)
+        self._stuck.note(member.peer.address, stuck)
         raise PeerLost(info.name, why)

@@ -4,6 +4,7 @@ Runs in the router's event loop. Knows nothing of tokens or text, and decides no
 """
 
 import asyncio
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -61,6 +62,7 @@ class Member:
     """One connected worker of a known incarnation.
 
     is_draining: it stops, and is given nothing new. status is what it said last; None before.
+    cold_until_s: until when others go first, unless its links are tested before.
     """
 
     def __init__(self, info: WorkerInfo, peer: Peer) -> None:
@@ -70,6 +72,7 @@ class Member:
         self.num_prompt_tokens = 0
         self.last_heard_s = 0.0
         self.is_draining = False
+        self.cold_until_s = -math.inf
         self.status: WorkerStatus | None = None
         self.breaker = Breaker()
         self.steps = StepWatch()
@@ -78,10 +81,16 @@ class Member:
         """Whether it may be given a request now."""
         return not self.is_draining and self.breaker.allows(now_s)
 
+    def is_cold(self, now_s: float) -> bool:
+        """Whether its links are not tested yet."""
+        return now_s < self.cold_until_s
+
     def state(self, now_s: float) -> WorkerState:
         """Whether it is given requests, in one word."""
         if self.is_draining:
             return WorkerState.DRAINING
+        if self.is_cold(now_s):
+            return WorkerState.WARMING
         return WorkerState.READY if self.is_usable(now_s) else WorkerState.SUSPECT
 
     @contextmanager

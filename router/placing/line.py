@@ -79,6 +79,11 @@ class Placing:
         self._is_falling_back = False
         self._log = logging.getLogger("twophase.router")
 
+    def obey(self, policy: DispatchPolicy) -> None:
+        """Place by this policy from now on; who is in line keeps the time that it may wait."""
+        self._policy = policy
+        self._pump()
+
     @property
     def num_waiting(self) -> int:
         """Requests in line."""
@@ -151,9 +156,12 @@ class Placing:
         need = Need(prompt.num_tokens, request.max_num_tokens)
         sender = request.sender
         is_begun = recovery.last_error is not None or answer.index > 0
+        # What its client has of it from another router must not be in vain; its turn is that of a
+        # new one, for whoever asks could say so.
+        may_be_refused = not (is_begun or (request.resumption and request.resumption.token_ids))
         if recovery.last_error is None:
             self.knowledge.demand.arrived(now_s)
-        if not is_begun and self.knowledge.rates.is_steady:
+        if may_be_refused and self.knowledge.rates.is_steady:
             backlog = self._backlog(answer, need)
             refuse_if_late(backlog, deadline_s=request.deadline_s, now_s=now_s)
         ticket = Ticket(
@@ -170,7 +178,7 @@ class Placing:
         self._line.push(ticket)
         self._waiting[ticket] = waiting
         self._pump()
-        if is_full and ticket in self._waiting and not is_begun:
+        if is_full and ticket in self._waiting and may_be_refused:
             waiting.error = Overloaded(
                 f"{self._policy.max_queued_requests} requests wait in line",
                 retry_after_s=self._hint_s(waiting),

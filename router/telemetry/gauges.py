@@ -10,8 +10,11 @@ from dataclasses import dataclass
 
 from core import telemetry
 from core.clock import Clock
+from core.config import Mode
+from core.listing import WorkerState
+from core.request import WorkerName
 from core.telemetry import Sample
-from core.worker import Role, WorkerStatus
+from core.worker import LinkStatus, Role, WorkerStatus
 from router.dispatch import Dispatcher
 from router.generation import FrontDoor
 from router.members.fleet import Fleet
@@ -19,12 +22,13 @@ from router.members.fleet import Fleet
 
 @dataclass(frozen=True, slots=True)
 class Gauges:
-    """Where the facts are."""
+    """Where the facts are; mode says which pools there should be."""
 
     fleet: Fleet
     dispatcher: Dispatcher
     door: FrontDoor
     clock: Clock
+    mode: Mode
 
     def exposition(self) -> bytes:
         """What was measured and what is now, as Prometheus reads it."""
@@ -36,7 +40,9 @@ class Gauges:
         num_running = max(self.door.running.num_answers - num_waiting, 0)
         yield Sample(telemetry.REQUESTS_RUNNING, num_running)
         yield Sample(telemetry.REQUESTS_WAITING, num_waiting)
+        yield Sample(telemetry.OLDEST_IN_LINE, self.dispatcher.demand.oldest_in_line_s)
         yield Sample(telemetry.READY, self.door.readiness.is_ready)
+        yield Sample(telemetry.STUCK_WORKERS, len(self.fleet.stuck))
         yield from self._totals()
         for role in Role:
             yield from self._pool(role)
@@ -52,12 +58,16 @@ class Gauges:
         for reason, count in totals.failed_migrations:
             yield Sample(telemetry.MIGRATIONS, count, (reason,))
         yield Sample(telemetry.MIGRATED_BYTES, totals.num_migrated_bytes)
+        for labels, count in self.door.counters.failures.items():
+            yield Sample(telemetry.ATTEMPT_FAILURES, count, labels)
 
     def _pool(self, role: Role) -> Iterator[Sample]:
         members, now_s = self.fleet.members(role), self.clock.now_s()
         states = Counter(member.state(now_s) for member in members)
-        for state, count in sorted(states.items()):
-            yield Sample(telemetry.WORKERS, count, (role, state))
+        is_needed = role is Role.DECODE or self.mode is Mode.DISAGGREGATED
+        # None is a number, too, where there should be some: a pool that is gone is told as such.
+        for state in WorkerState if is_needed or members else ():
+            yield Sample(telemetry.WORKERS, states[state], (role, state))
         for member in members:
             if member.status is not None:
                 yield from _worker(member.status)
@@ -76,9 +86,18 @@ def _worker(status: WorkerStatus) -> Iterator[Sample]:
     yield Sample(telemetry.WORKER_REQUESTS, status.num_waiting_requests, (name, "waiting"))
     yield Sample(telemetry.WORKER_REQUESTS, status.num_running_requests, (name, "running"))
     yield Sample(telemetry.WORKER_STEPS, status.num_steps, (name, status.role))
+    yield Sample(telemetry.WORKER_OLDEST_WAIT, status.signals.oldest_wait_s, (name,))
+    yield Sample(telemetry.QUARANTINE_AGE, status.quarantine_age_s, (name,))
+    yield from status.samples
     if status.role is Role.PREFILL:  # both ends tell of a link
-        num_bytes: Counter[tuple[str, str, str]] = Counter()
-        for link in status.links:
-            num_bytes[name, link.peer, link.backend] += link.num_bytes
-        for labels, count in num_bytes.items():
-            yield Sample(telemetry.LINK_BYTES, count, labels)
+        yield Sample(telemetry.KV_IN_FLIGHT, status.signals.num_in_flight_bytes, (name,))
+        # Of links to several incarnations of a name the last is the one that is used.
+        for link in {link.peer: link for link in status.links}.values():
+            yield from _link(name, link)
+
+
+def _link(prefill: WorkerName, link: LinkStatus) -> Iterator[Sample]:
+    labels = (prefill, link.peer, link.backend)
+    if link.bytes_per_s is not None and link.latency_s is not None:
+        yield Sample(telemetry.LINK_BANDWIDTH, link.bytes_per_s, labels)
+        yield Sample(telemetry.LINK_ROUND_TRIP, link.latency_s, labels)

@@ -5,18 +5,15 @@ Completion, once. Runs in the router's event loop.
 """
 
 import asyncio
-import re
 from collections.abc import Sequence
 
 from core import telemetry
 from core.clock import Clock
 from core.completion import Completion
-from core.errors import TwophaseError
-from core.telemetry import Telemetry
+from core.errors import word_of
 from core.timeline import Phases
 from router.answer import Answer
-
-_WORDS = re.compile(r"(?<!^)(?=[A-Z])")
+from router.telemetry.exposition import Telemetry
 
 
 class Measured:
@@ -52,12 +49,8 @@ class Measured:
 
     def failed(self, error: BaseException) -> None:
         """A request ended with an error: its own, or that its client went away."""
-        if isinstance(error, asyncio.CancelledError):
-            outcome = "cancelled"
-        else:
-            kind = type(error).__name__ if isinstance(error, TwophaseError) else "internal"
-            outcome = _WORDS.sub("_", kind).lower()
-        self._requests.labels(outcome).inc()
+        is_cancelled = isinstance(error, asyncio.CancelledError)
+        self._requests.labels("cancelled" if is_cancelled else word_of(error)).inc()
 
     def left(self, answers: Sequence[Answer]) -> None:
         """A request is over, however it ended: what was read for it, and what was sent."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import statistics
 import time
 from dataclasses import replace
 
@@ -9,6 +10,7 @@ import pytest
 
 import core.diagnosis
 import router.generation
+from core.events.event import EventKind
 from core.worker import Reserve
 from router.generation import Generation
 from router.members.member import DecodeMember
@@ -153,8 +155,34 @@ async def phases_named(cluster, completion):
     return [finding.phase for finding in explained.findings]
 
 
+# The event that is as long as a phase.
+SHOWN = {
+    "tokenize": EventKind.TOKENIZE,
+    "place": EventKind.LINE,
+    "reserve": EventKind.RESERVE,
+    "queue": EventKind.QUEUE,
+    "prefill": EventKind.CHUNK,
+    "exposed_transfer": EventKind.TRANSFER,
+    "recovery": EventKind.FAILED,
+    "delivery": EventKind.LAST_TOKEN,
+}
+
+
+async def timeline_shows(cluster, completion, phase):
+    """The delay is in one event, whose place in time is within the request's."""
+    timeline = await cluster.client.admin.timeline(completion.request_id)
+    assert timeline.completion == completion
+    longest = max(
+        (e for e in timeline.events if e.kind is SHOWN[phase]), key=lambda e: e.duration_s
+    )
+    assert 0.9 * DELAY_S < longest.duration_s < completion.phases.total_s
+    received, *_, end = timeline.events
+    assert received.begin_s <= longest.begin_s <= longest.end_s <= end.end_s
+
+
 @pytest.mark.case("B-119")
 async def test_the_phase_that_was_delayed_is_named_and_no_other(run):
+    longer = []
     async with run("shm", "router.on_failure=resume") as cluster:
         for number in range(8):
             completion, _ = await ask(cluster, number)
@@ -164,9 +192,15 @@ async def test_the_phase_that_was_delayed_is_named_and_no_other(run):
                 completion, client_s = await ask(cluster, number)
             assert await phases_named(cluster, completion) == [phase]
             # what the client waited longer is its own part of the way
-            assert 0 <= client_s - completion.phases.total_s < 0.3
+            longer_s = client_s - completion.phases.total_s
+            assert 0 <= longer_s < 0.3
+            longer.append(longer_s / client_s)
+            await timeline_shows(cluster, completion, phase)
             healthy, _ = await ask(cluster, 1000 + number)
             assert await phases_named(cluster, healthy) == []
+        # Client and servers share one event loop and a machine with other tests: half of them may
+        # be held up by that, the others show how well the two clocks agree.
+        assert statistics.median(longer) < 0.02
         diagnosis = await cluster.client.admin.diagnose(60.0)
         assert {trouble.worst.phase for trouble in diagnosis.troubles} == set(DELAYS)
         assert diagnosis.num_requests == 8 + 2 * len(DELAYS)

@@ -2,39 +2,17 @@
 
 import asyncio
 
-import httpx2
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from core.errors import InvalidRequest, TransferFailed
 from tests.cases.one_process import prompt_of
+from tests.cases.scrape import scrape
 from tests.contract.faulty import Fault, FaultKind, Step
 from twophase.client import Sampling
 
 PROMPT = prompt_of(75, 119)
+DECODE = {"worker": "decode-0"}
 IDLE = {"requests_running": 0.0, "requests_waiting": 0.0, "ready": 1.0}
-
-
-class Scrape:
-    """One reading of /metrics."""
-
-    def __init__(self, text):
-        self.values = {
-            (sample.name.removeprefix("twophase_"), *sorted(sample.labels.items())): sample.value
-            for family in text_string_to_metric_families(text)
-            for sample in family.samples
-        }
-
-    def __call__(self, name, **labels):
-        return self.values.get((name, *sorted(labels.items())), 0.0)
-
-
-async def scrape(cluster):
-    address = (await cluster.client.status()).http_address
-    async with httpx2.AsyncClient() as http:
-        reply = await http.get(f"http://{address}/metrics")
-    assert reply.headers["content-type"].startswith("text/plain; version=")
-    return Scrape(reply.text)
 
 
 async def test_what_is_told_is_what_clients_saw(run):
@@ -70,11 +48,36 @@ async def test_what_is_told_is_what_clients_saw(run):
         assert told("decode_kv_tokens_total", source="transferred") == len(PROMPT)
         assert told("decode_kv_tokens_total", source="local") == len(PROMPT) % 16
         assert told("handoffs_total", outcome="sealed") == 1
-        # 3 the link's bytes come with the next heartbeat
+
+
+async def test_what_workers_counted_comes_with_their_next_heartbeat(run):
+    async with run("shm", "router.http_port=0") as cluster:
+        # beside the router's probe: one answer over the link, one that decode reads itself
+        answers = await cluster.client.generate_all(
+            PROMPT, Sampling(max_tokens=9, n=2, temperature=0.5, ignore_eos=True)
+        )
+        first = answers[0].completion
         link = {"prefill": "prefill-0", "decode": "decode-0", "backend": "shm"}
         async with asyncio.timeout(10):
-            while (await scrape(cluster))("link_bytes_total", **link) < first.transfer.num_bytes:
+            while (told := await scrape(cluster))("worker_output_tokens_total", **DECODE) < 17:
                 await asyncio.sleep(0.1)
+        assert told("link_bytes_total", **link) > first.transfer.num_bytes
+        assert told("link_transfer_seconds_count", **link) == 2
+        assert told("link_wait_seconds_sum", **link) >= first.transfer.exposed_s
+        assert told("link_bandwidth_bytes_per_second", **link) > 0
+        assert told("kv_in_flight_bytes", worker="prefill-0") == 0
+        for worker in ("prefill-0", "decode-0"):
+            assert 0 < told("model_load_seconds", worker=worker) < 60
+        num_read = told("worker_prompt_tokens_total", worker="prefill-0", pool="prefill")
+        assert num_read > len(PROMPT)
+        # the other answer reads its prompt's last block at decode, perhaps in a mixed step
+        kinds = ("prefill", "decode", "mixed")
+        num_steps = [told("step_seconds_count", kind=kind, **DECODE) for kind in kinds]
+        assert sum(num_steps) == told("worker_steps_total", pool="decode", **DECODE)
+        assert num_steps[0] + num_steps[2] >= 1
+        small = {"batch": "4", "history": "1024"}
+        assert told("decode_step_seconds_count", **small, **DECODE) >= 1
+        assert told("decode_step_kv_read_bytes_count", **DECODE) == sum(num_steps[1:])
 
 
 async def test_failures_are_counted_once_each_and_no_gauge_stays_high(run):

@@ -14,6 +14,7 @@ SETUP = (
     *("engine.max_context_tokens=1024", "router.worker_timeout_s=1", "router.max_attempts=100"),
     *("router.max_wait_s=60", "chaos.enabled=true", "chaos.duration_s=4", "chaos.every_s=0.5"),
     *("chaos.pause_s=1.5", "chaos.max_tokens=150", "chaos.lost_pieces=0.05"),
+    "chaos.faults=[kill,pause,memory]",
 )
 
 

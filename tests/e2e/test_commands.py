@@ -114,10 +114,31 @@ def test_serve_answers_shows_its_state_and_leaves_nothing_after_ctrl_c(
     assert_no_orphans(known)
 
 
+def _next_line(process: subprocess.Popen[str], text: str) -> str:
+    """The next line on standard output that holds `text`."""
+    assert process.stdout is not None
+    return next(line for line in process.stdout if text in line)
+
+
 @pytest.mark.timeout(120)
-def test_ctrl_c_lets_a_running_stream_end(tiny_model_directory: Path) -> None:
-    setup = (f"model={tiny_model_directory}", "prefill.kv_cache=8MiB", "decode.kv_cache=8MiB")
-    with _serving("--without-ray", *setup) as (process, address):
+def test_a_hangup_reloads_the_file_and_ctrl_c_lets_a_running_stream_end(
+    tiny_model_directory: Path, tmp_path: Path
+) -> None:
+    path, log = tmp_path / "cluster.yaml", tmp_path / "decisions.jsonl"
+    scaled = f"""
+model: {tiny_model_directory}
+prefill: {{kv_cache: 8MiB}}
+decode: {{kv_cache: 8MiB}}
+scaling: {{prefill: {{max_replicas: 1}}, decode: {{max_replicas: 1}}, interval_s: 0.2, log: {log}}}
+"""
+    path.write_text(scaled)
+    with _serving("--without-ray", "--dry-run", str(path)) as (process, address):
+        path.write_text(scaled.replace("8MiB", "9MiB"))
+        process.send_signal(signal.SIGHUP)
+        refused = _next_line(process, "configuration")
+        path.write_text(f"{scaled}router: {{max_attempts: 1, max_queued_requests: 0}}")
+        process.send_signal(signal.SIGHUP)
+        taken = _next_line(process, "configuration")
         asking = subprocess.Popen(
             [
                 *(sys.executable, "-m", "deploy.cli", "ask", "Hello", "--raw"),
@@ -139,6 +160,11 @@ def test_ctrl_c_lets_a_running_stream_end(tiny_model_directory: Path) -> None:
         answer, _ = asking.communicate(timeout=STOP_S)
         code = process.wait(STOP_S)
 
+    assert "prefill.kv_cache 8388608 -> 9437184" in refused
+    assert "router.max_attempts 4 -> 1; router.max_queued_requests 1024 -> 0" in taken
+    told = _twophase("scaling", "log", "--all", str(log))
+    assert "(dry run: nothing is changed)" in told
+    assert " ".join(refused.split()) in told and " ".join(taken.split()) in told
     assert last == "data: [DONE]"
     assert asking.returncode == 0
     assert "tokens" in answer

@@ -12,6 +12,8 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from core.completion import ChatMessage
 from core.errors import Cancelled, DeadlineExceeded, DuplicateRequest, InvalidRequest
+from core.events.event import EventKind
+from core.events.timeline import Timeline
 from core.listing import WorkerState
 from core.request import FinishReason
 from core.request_state import RequestState
@@ -277,3 +279,85 @@ def test_every_server_listens_on_loopback_only(
 
     assert len(addresses) >= 4
     assert {address.removeprefix("::ffff:") for address in addresses} == {"127.0.0.1"}
+
+
+def _length_s(timeline: Timeline, *kinds: EventKind) -> float:
+    return sum(event.duration_s for event in timeline.events if event.kind in kinds)
+
+
+def _ask_timed(client: Client, number: int) -> tuple[Timeline, float]:
+    """An ordinary request's timeline, and how much longer its client waited than that tells."""
+    began_s = time.monotonic()
+    prompt = tuple((number + 7 * place) % 400 + 3 for place in range(200))
+    chunks = list(client.generate(prompt, Sampling(max_tokens=250, ignore_eos=True)))
+    waited_s = time.monotonic() - began_s
+    assert chunks[-1].completion is not None
+    timeline = client.admin.timeline(chunks[-1].completion.request_id)
+    assert timeline.completion == chunks[-1].completion
+    return timeline, waited_s - timeline.completion.phases.total_s
+
+
+def test_phases_add_up_agree_with_the_clients_clock_and_are_what_the_events_show(
+    tiny_model_directory: Path, start_cluster: StartCluster
+) -> None:
+    cluster = start_cluster(tiny_model_directory, *SETUP)
+    with Client(cluster.address) as client:
+        asked = [_ask_timed(client, number) for number in range(4)]
+        with pytest.raises(InvalidRequest, match="no request with this id"):
+            client.admin.timeline("nobody")
+    # What a busy machine adds to the hops between four processes is not the product's: the best of
+    # four has to be within 2 %, of half a second in which a hop takes less than a millisecond.
+    phases = [timeline.completion.phases for timeline, _ in asked]
+    assert min(abs(p.unaccounted_s) / p.total_s for p in phases) < 0.02
+    assert 0 <= min(longer_s / t.completion.phases.total_s for t, longer_s in asked) < 0.02
+
+    for timeline, _ in asked:
+        _assert_events_show_the_phases(timeline)
+        assert {(clock.worker, clock.offset_s) for clock in timeline.clocks} == {
+            ("prefill-0", 0.0),
+            ("decode-0", 0.0),
+        }
+        _assert_in_order(timeline)
+    asyncio.run(assert_nothing_left(cluster.address))
+
+
+def _assert_events_show_the_phases(timeline: Timeline) -> None:
+    completion, kind = timeline.completion, EventKind
+    phases, transfer = completion.phases, completion.transfer
+    chunks = [event for event in timeline.events if event.kind is kind.CHUNK]
+    steps = [event for event in timeline.events if event.kind in (kind.STEPS, kind.GAP)]
+    assert transfer is not None
+    for shown_s, phase_s in (
+        (_length_s(timeline, kind.TOKENIZE), phases.tokenize_s),
+        (_length_s(timeline, kind.LINE), phases.place_s),
+        (_length_s(timeline, kind.RESERVE), phases.reserve_s),
+        (sum(chunk.busy_s for chunk in chunks), phases.prefill_s),
+        (chunks[-1].end_s - chunks[0].begin_s, _after_queue_s(timeline)),
+        (_length_s(timeline, kind.TRANSFER), phases.exposed_transfer_s),
+        (_length_s(timeline, kind.SLOT_WAIT), phases.slot_wait_s),
+        (_length_s(timeline, kind.STEPS, kind.GAP), phases.decode_s),
+        (_length_s(timeline, kind.LAST_TOKEN), phases.delivery_s),
+    ):
+        assert shown_s == pytest.approx(phase_s, abs=1e-6)
+    pushed = sum(event.num_bytes for event in timeline.events if event.kind is kind.PUSH)
+    assert pushed == transfer.num_bytes
+    num_read = completion.usage.num_prompt_tokens - completion.usage.num_prefill_cached_tokens
+    assert sum(chunk.num_tokens for chunk in chunks) == num_read
+    assert sum(event.count for event in steps) == completion.usage.num_output_tokens - 1
+
+
+def _after_queue_s(timeline: Timeline) -> float:
+    phases = timeline.completion.phases
+    return phases.queue_s + phases.prefill_s - _length_s(timeline, EventKind.QUEUE)
+
+
+def _assert_in_order(timeline: Timeline) -> None:
+    """One clock: nothing happens before its cause, as far as the clocks are known."""
+    first = {event.kind: event for event in reversed(timeline.events)}
+    kind = EventKind
+    way = (kind.RECEIVED, kind.TOKENIZE, kind.LINE, kind.PLACED, kind.RESERVE, kind.QUEUE)
+    way = (*way, kind.CHUNK, kind.SEALED, kind.SLOT_WAIT, kind.STEPS, kind.LAST_TOKEN, kind.END)
+    for before, after in zip(way, way[1:], strict=False):
+        slack_s = first[before].uncertainty_s + first[after].uncertainty_s + 1e-6
+        assert first[before].begin_s <= first[after].begin_s + slack_s, (before, after)
+    assert timeline.events[-1].kind is kind.END

@@ -23,14 +23,14 @@ from deploy.local_cluster import LocalCluster, local_cluster
 from tests.e2e.nothing_left import assert_nothing_left
 from twophase.client import AsyncClient, Sampling
 
-BACK_S = 40.0
+BACK_S = 120.0
 MAX_TOKENS = 300
 NUM_TOKENS_BEFORE = 12
 PROMPT_TOKENS = 90
 SETUP = (
     *("router.port=0", "router.http_port=null", "prefill.replicas=1", "decode.replicas=2"),
     *("prefill.kv_cache=8MiB", "decode.kv_cache=16MiB", "engine.max_context_tokens=1024"),
-    *("router.worker_timeout_s=3", "router.max_wait_s=30"),
+    *("router.worker_timeout_s=3", "router.max_wait_s=100"),
     *("chaos.enabled=true", "chaos.piece_delay_s=0.1"),
 )
 LONG = {"max_tokens": MAX_TOKENS, "ignore_eos": True}

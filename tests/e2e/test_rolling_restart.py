@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import random
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,12 +12,16 @@ import pytest
 
 from bench.parity import wait_until_ready
 from core.config import load_config
+from core.listing import WorkerState
+from core.worker import LinkStatus
 from deploy.local_cluster import LocalCluster, local_cluster
 from tests.e2e.nothing_left import assert_nothing_left
 from tests.e2e.test_survival import NUM_STREAMS, Stream
 from twophase.client import AsyncClient, ClusterStatus, Sampling
 
 BACK_S = 40.0
+# Prefill workers that are stopped in mid-transfer, one after the other.
+NUM_STOPS, NUM_QUICK_STOPS = 20, 2
 SETUP = (
     *("router.port=0", "router.http_port=null", "prefill.replicas=2", "decode.replicas=2"),
     *("prefill.max_batch_tokens=64", "prefill.kv_cache=4MiB", "decode.kv_cache=16MiB"),
@@ -64,9 +69,23 @@ class Load:
         self._is_over = True
 
 
-async def restart(client: AsyncClient, sent: dict[str, int]) -> None:
+async def in_mid_transfer(client: AsyncClient, names: set[str]) -> None:
+    """Wait until each of these workers has begun a handoff that is not sealed."""
+    async with asyncio.timeout(BACK_S):
+        while True:
+            status = await client.status(timeout_s=BACK_S)
+            pushing = {worker.name for worker in status.workers if worker.num_open_transfers}
+            if names <= pushing:
+                return
+
+
+async def restart(
+    client: AsyncClient, sent: dict[str, int], *, is_in_transfer: bool = False
+) -> None:
     """Send the signals and wait until another incarnation of each serves and takes requests."""
     pids = await workers(client)
+    if is_in_transfer:
+        await in_mid_transfer(client, {*sent})
     for name, number in sent.items():
         os.kill(pids[name], number)
     async with asyncio.timeout(BACK_S):
@@ -89,7 +108,25 @@ async def num_migrations(address: str) -> int:
         return (await client.status()).kv.num_migrations
 
 
-async def under_load(cluster: LocalCluster, *sent: dict[str, int]) -> list[Stream]:
+async def links(client: AsyncClient) -> dict[tuple[str, str], LinkStatus]:
+    """Every link by its two ends, once each worker is ready."""
+    async with asyncio.timeout(BACK_S):
+        while {w.state for w in await client.admin.workers()} != {WorkerState.READY}:
+            await asyncio.sleep(0.05)
+    status = await client.status(timeout_s=BACK_S)
+    prefill = [worker for worker in status.workers if worker.role == "prefill"]
+    return {(worker.name, link.peer): link for worker in prefill for link in worker.links}
+
+
+def num_closed_links(cluster: LocalCluster) -> int:
+    """Links that decode workers have told the end of."""
+    logs = cluster.log_directory.glob("decode-*.log")
+    return sum(log.read_text().count(" closed: ") for log in logs)
+
+
+async def under_load(
+    cluster: LocalCluster, *sent: dict[str, int], is_in_transfer: bool = False
+) -> list[Stream]:
     """Send signals to workers, one group after another, while streams run; all that ran."""
     async with AsyncClient(cluster.address) as client:
         await wait_until_ready(client)
@@ -98,7 +135,7 @@ async def under_load(cluster: LocalCluster, *sent: dict[str, int]) -> list[Strea
             for number in range(NUM_STREAMS):
                 tasks.create_task(load.one_after_another(number))
             for group in sent:
-                await restart(client, group)
+                await restart(client, group, is_in_transfer=is_in_transfer)
             load.end()
     return load.done
 
@@ -113,6 +150,53 @@ def test_no_stream_fails_while_every_worker_is_restarted(
     assert len(streams) > NUM_STREAMS
     assert all(stream.token_ids == expected[stream.number] for stream in streams)
     assert asyncio.run(num_migrations(cluster.address)) > 0
+    asyncio.run(assert_nothing_left(cluster.address))
+
+
+@pytest.mark.case("B-158")
+@pytest.mark.timeout(600)
+def test_prefill_workers_that_stop_in_mid_transfer_cost_no_stream_and_no_decode_worker(
+    cluster: LocalCluster, expected: dict[int, list[int]], is_thorough: bool
+) -> None:
+    async def decode_pids() -> dict[str, int]:
+        async with AsyncClient(cluster.address) as client:
+            return {n: pid for n, pid in (await workers(client)).items() if n.startswith("decode")}
+
+    before = asyncio.run(decode_pids())
+    num_stops = NUM_STOPS if is_thorough else NUM_QUICK_STOPS
+    stops = [{f"prefill-{number % 2}": signal.SIGTERM} for number in range(num_stops)]
+    streams = asyncio.run(under_load(cluster, *stops, is_in_transfer=True))
+
+    assert all(stream.token_ids == expected[stream.number] for stream in streams)
+    assert asyncio.run(decode_pids()) == before
+    assert len(before) == 2
+    asyncio.run(assert_nothing_left(cluster.address))
+
+
+@pytest.mark.case("B-165")
+@pytest.mark.timeout(180)
+def test_links_are_made_and_measured_before_the_load_which_makes_none(
+    cluster: LocalCluster,
+) -> None:
+    async def load_until_all_are_used() -> None:
+        async with AsyncClient(cluster.address) as client, asyncio.timeout(BACK_S):
+            await wait_until_ready(client)
+            before, num_closed = await links(client), num_closed_links(cluster)
+            pairs = {(f"prefill-{p}", f"decode-{d}") for p in range(2) for d in range(2)}
+            assert {*before} == pairs
+            assert all(link.num_bytes and link.latency_s is not None for link in before.values())
+            draw, unused = random.Random(5), pairs
+            while unused:
+                prompts = [[draw.randrange(250) for _ in range(100)] for _ in range(16)]
+                answers = [client.generate_once(p, Sampling(max_tokens=4)) for p in prompts]
+                await asyncio.gather(*answers)
+                after = await links(client)
+                unused = {p for p in pairs if after[p].num_bytes == before[p].num_bytes}
+            assert {*after} == pairs
+            # Each request found its link: none was made again.
+            assert num_closed_links(cluster) == num_closed
+
+    asyncio.run(load_until_all_are_used())
     asyncio.run(assert_nothing_left(cluster.address))
 
 

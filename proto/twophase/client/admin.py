@@ -5,12 +5,16 @@ Reached as `Client.admin` and `AsyncClient.admin`; uses their connection.
 
 from typing import Any
 
+from core.config import RouterConfig
+from core.events.timeline import Timeline
 from core.finding import Diagnosis, Explained
 from core.listing import ListedRequest, ListedWorker
 from core.request import WorkerName
 from twophase.client.calls import call, call_async
 from twophase.listing_wire import listed_request_from_wire, listed_worker_from_wire
+from twophase.policy_wire import policy_to_wire
 from twophase.report_wire import diagnosis_from_wire, finding_from_wire
+from twophase.timeline_wire import timeline_from_wire
 from twophase.v1 import admin_pb2 as pb
 from twophase.wire import completion_from_wire
 
@@ -68,6 +72,25 @@ class Admin:
         message = pb.DiagnoseRequest(window_s=window_s)
         return diagnosis_from_wire(call(self._address, self._stub.Diagnose, message, timeout_s))
 
+    def timeline(self, request_id: str, *, timeout_s: float = TIMEOUT_S) -> Timeline:
+        """What happened to a request, when and where; also of one that is running.
+
+        Raises:
+            InvalidRequest: the router does not know it (any more).
+        """
+        message = pb.GetTimelineRequest(request_id=request_id)
+        reply = call(self._address, self._stub.GetTimeline, message, timeout_s)
+        return timeline_from_wire(reply.timeline)
+
+    def reconfigure(self, router: RouterConfig, *, timeout_s: float = TIMEOUT_S) -> None:
+        """Have the router take from this section what it reads anew for each request.
+
+        Raises:
+            InvalidRequest: a setting is out of its range; none has changed.
+        """
+        message = pb.ReconfigureRequest(policy=policy_to_wire(router))
+        call(self._address, self._stub.Reconfigure, message, timeout_s)
+
 
 class AsyncAdmin:
     """As Admin, for asyncio."""
@@ -111,6 +134,12 @@ class AsyncAdmin:
         message = pb.DiagnoseRequest(window_s=window_s)
         reply = await call_async(self._address, self._stub.Diagnose, message, timeout_s)
         return diagnosis_from_wire(reply)
+
+    async def timeline(self, request_id: str, *, timeout_s: float = TIMEOUT_S) -> Timeline:
+        """As Admin.timeline."""
+        message = pb.GetTimelineRequest(request_id=request_id)
+        reply = await call_async(self._address, self._stub.GetTimeline, message, timeout_s)
+        return timeline_from_wire(reply.timeline)
 
 
 def _explained(message: pb.ExplainResponse) -> Explained:

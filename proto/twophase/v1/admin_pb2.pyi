@@ -1,4 +1,5 @@
 from twophase.v1 import inference_pb2 as _inference_pb2
+from twophase.v1 import timeline_pb2 as _timeline_pb2
 from twophase.v1 import worker_pb2 as _worker_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
@@ -15,6 +16,7 @@ class WorkerState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     WORKER_STATE_READY: _ClassVar[WorkerState]
     WORKER_STATE_DRAINING: _ClassVar[WorkerState]
     WORKER_STATE_SUSPECT: _ClassVar[WorkerState]
+    WORKER_STATE_WARMING: _ClassVar[WorkerState]
 
 class RequestState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -37,6 +39,7 @@ WORKER_STATE_UNSPECIFIED: WorkerState
 WORKER_STATE_READY: WorkerState
 WORKER_STATE_DRAINING: WorkerState
 WORKER_STATE_SUSPECT: WorkerState
+WORKER_STATE_WARMING: WorkerState
 REQUEST_STATE_UNSPECIFIED: RequestState
 REQUEST_STATE_RECEIVED: RequestState
 REQUEST_STATE_ADMITTED: RequestState
@@ -299,6 +302,18 @@ class Finding(_message.Message):
     advice: str
     def __init__(self, phase: _Optional[str] = ..., symptom: _Optional[_Union[Symptom, str]] = ..., seconds: _Optional[float] = ..., usual_s: _Optional[float] = ..., evidence: _Optional[str] = ..., advice: _Optional[str] = ...) -> None: ...
 
+class GetTimelineRequest(_message.Message):
+    __slots__ = ("request_id",)
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    def __init__(self, request_id: _Optional[str] = ...) -> None: ...
+
+class GetTimelineResponse(_message.Message):
+    __slots__ = ("timeline",)
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    timeline: _timeline_pb2.Timeline
+    def __init__(self, timeline: _Optional[_Union[_timeline_pb2.Timeline, _Mapping]] = ...) -> None: ...
+
 class DiagnoseRequest(_message.Message):
     __slots__ = ("window_s",)
     WINDOW_S_FIELD_NUMBER: _ClassVar[int]
@@ -338,3 +353,31 @@ class PhaseSpread(_message.Message):
     p95_s: float
     max_s: float
     def __init__(self, phase: _Optional[str] = ..., p50_s: _Optional[float] = ..., p95_s: _Optional[float] = ..., max_s: _Optional[float] = ...) -> None: ...
+
+class ReconfigureRequest(_message.Message):
+    __slots__ = ("policy",)
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    policy: RouterPolicy
+    def __init__(self, policy: _Optional[_Union[RouterPolicy, _Mapping]] = ...) -> None: ...
+
+class ReconfigureResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class RouterPolicy(_message.Message):
+    __slots__ = ("on_failure", "max_attempts", "max_wait_s", "max_queued_requests", "max_queue_s", "local_prefill", "local_prefill_tokens")
+    ON_FAILURE_FIELD_NUMBER: _ClassVar[int]
+    MAX_ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    MAX_WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    MAX_QUEUED_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    MAX_QUEUE_S_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_PREFILL_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    on_failure: str
+    max_attempts: int
+    max_wait_s: float
+    max_queued_requests: int
+    max_queue_s: float
+    local_prefill: str
+    local_prefill_tokens: int
+    def __init__(self, on_failure: _Optional[str] = ..., max_attempts: _Optional[int] = ..., max_wait_s: _Optional[float] = ..., max_queued_requests: _Optional[int] = ..., max_queue_s: _Optional[float] = ..., local_prefill: _Optional[str] = ..., local_prefill_tokens: _Optional[int] = ...) -> None: ...

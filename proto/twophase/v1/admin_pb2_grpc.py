@@ -79,6 +79,16 @@ class AdminStub:
                 request_serializer=twophase_dot_v1_dot_admin__pb2.DiagnoseRequest.SerializeToString,
                 response_deserializer=twophase_dot_v1_dot_admin__pb2.DiagnoseResponse.FromString,
                 _registered_method=True)
+        self.GetTimeline = channel.unary_unary(
+                '/twophase.v1.Admin/GetTimeline',
+                request_serializer=twophase_dot_v1_dot_admin__pb2.GetTimelineRequest.SerializeToString,
+                response_deserializer=twophase_dot_v1_dot_admin__pb2.GetTimelineResponse.FromString,
+                _registered_method=True)
+        self.Reconfigure = channel.unary_unary(
+                '/twophase.v1.Admin/Reconfigure',
+                request_serializer=twophase_dot_v1_dot_admin__pb2.ReconfigureRequest.SerializeToString,
+                response_deserializer=twophase_dot_v1_dot_admin__pb2.ReconfigureResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServicer:
@@ -150,6 +160,22 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetTimeline(self, request, context):
+        """Tells what happened to a request, when and where; also of one that is running. INVALID_ARGUMENT
+        when the router does not know it (any more).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Reconfigure(self, request, context):
+        """Has requests from now on be placed and recovered by these settings; those inside keep theirs.
+        INVALID_ARGUMENT, and nothing changes, when one of them is out of its range. Idempotent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -197,6 +223,16 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.Diagnose,
                     request_deserializer=twophase_dot_v1_dot_admin__pb2.DiagnoseRequest.FromString,
                     response_serializer=twophase_dot_v1_dot_admin__pb2.DiagnoseResponse.SerializeToString,
+            ),
+            'GetTimeline': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetTimeline,
+                    request_deserializer=twophase_dot_v1_dot_admin__pb2.GetTimelineRequest.FromString,
+                    response_serializer=twophase_dot_v1_dot_admin__pb2.GetTimelineResponse.SerializeToString,
+            ),
+            'Reconfigure': grpc.unary_unary_rpc_method_handler(
+                    servicer.Reconfigure,
+                    request_deserializer=twophase_dot_v1_dot_admin__pb2.ReconfigureRequest.FromString,
+                    response_serializer=twophase_dot_v1_dot_admin__pb2.ReconfigureResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -442,6 +478,60 @@ class Admin:
             '/twophase.v1.Admin/Diagnose',
             twophase_dot_v1_dot_admin__pb2.DiagnoseRequest.SerializeToString,
             twophase_dot_v1_dot_admin__pb2.DiagnoseResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetTimeline(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/twophase.v1.Admin/GetTimeline',
+            twophase_dot_v1_dot_admin__pb2.GetTimelineRequest.SerializeToString,
+            twophase_dot_v1_dot_admin__pb2.GetTimelineResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Reconfigure(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/twophase.v1.Admin/Reconfigure',
+            twophase_dot_v1_dot_admin__pb2.ReconfigureRequest.SerializeToString,
+            twophase_dot_v1_dot_admin__pb2.ReconfigureResponse.FromString,
             options,
             channel_credentials,
             insecure,

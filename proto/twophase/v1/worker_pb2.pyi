@@ -1,4 +1,5 @@
 from twophase.v1 import inference_pb2 as _inference_pb2
+from twophase.v1 import timeline_pb2 as _timeline_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -12,7 +13,7 @@ class GetInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class WorkerInfo(_message.Message):
-    __slots__ = ("name", "role", "incarnation", "model", "layout", "num_blocks", "max_context_tokens", "vocab_size", "max_num_sequences", "kernels")
+    __slots__ = ("name", "role", "incarnation", "model", "layout", "num_blocks", "max_context_tokens", "vocab_size", "max_num_sequences", "kernels", "clock_s")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -23,6 +24,7 @@ class WorkerInfo(_message.Message):
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     MAX_NUM_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     KERNELS_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_S_FIELD_NUMBER: _ClassVar[int]
     name: str
     role: str
     incarnation: str
@@ -33,7 +35,8 @@ class WorkerInfo(_message.Message):
     vocab_size: int
     max_num_sequences: int
     kernels: str
-    def __init__(self, name: _Optional[str] = ..., role: _Optional[str] = ..., incarnation: _Optional[str] = ..., model: _Optional[str] = ..., layout: _Optional[_Union[Layout, _Mapping]] = ..., num_blocks: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., vocab_size: _Optional[int] = ..., max_num_sequences: _Optional[int] = ..., kernels: _Optional[str] = ...) -> None: ...
+    clock_s: float
+    def __init__(self, name: _Optional[str] = ..., role: _Optional[str] = ..., incarnation: _Optional[str] = ..., model: _Optional[str] = ..., layout: _Optional[_Union[Layout, _Mapping]] = ..., num_blocks: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., vocab_size: _Optional[int] = ..., max_num_sequences: _Optional[int] = ..., kernels: _Optional[str] = ..., clock_s: _Optional[float] = ...) -> None: ...
 
 class Layout(_message.Message):
     __slots__ = ("weights_hash", "dtype", "block_size", "num_layers", "num_kv_heads", "head_dim", "tensor_parallel_size", "protocol_version")
@@ -60,7 +63,7 @@ class GetWorkerStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("name", "role", "address", "pid", "num_total_blocks", "num_free_blocks", "num_cached_blocks", "num_used_blocks", "num_quarantined_blocks", "num_waiting_requests", "num_running_requests", "num_reservations", "num_open_transfers", "num_handler_tasks", "num_steps", "num_transfer_bytes", "links", "num_waiting_prompt_tokens", "kernels", "quarantine_age_s", "num_runnable_requests", "is_draining", "signals")
+    __slots__ = ("name", "role", "address", "pid", "num_total_blocks", "num_free_blocks", "num_cached_blocks", "num_used_blocks", "num_quarantined_blocks", "num_waiting_requests", "num_running_requests", "num_reservations", "num_open_transfers", "num_handler_tasks", "num_steps", "num_transfer_bytes", "links", "num_waiting_prompt_tokens", "kernels", "quarantine_age_s", "num_runnable_requests", "is_draining", "signals", "clock_s", "samples")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -84,6 +87,8 @@ class WorkerStatus(_message.Message):
     NUM_RUNNABLE_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     IS_DRAINING_FIELD_NUMBER: _ClassVar[int]
     SIGNALS_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_S_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
     name: str
     role: str
     address: str
@@ -107,7 +112,21 @@ class WorkerStatus(_message.Message):
     num_runnable_requests: int
     is_draining: bool
     signals: Signals
-    def __init__(self, name: _Optional[str] = ..., role: _Optional[str] = ..., address: _Optional[str] = ..., pid: _Optional[int] = ..., num_total_blocks: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_cached_blocks: _Optional[int] = ..., num_used_blocks: _Optional[int] = ..., num_quarantined_blocks: _Optional[int] = ..., num_waiting_requests: _Optional[int] = ..., num_running_requests: _Optional[int] = ..., num_reservations: _Optional[int] = ..., num_open_transfers: _Optional[int] = ..., num_handler_tasks: _Optional[int] = ..., num_steps: _Optional[int] = ..., num_transfer_bytes: _Optional[int] = ..., links: _Optional[_Iterable[_Union[LinkStatus, _Mapping]]] = ..., num_waiting_prompt_tokens: _Optional[int] = ..., kernels: _Optional[str] = ..., quarantine_age_s: _Optional[float] = ..., num_runnable_requests: _Optional[int] = ..., is_draining: _Optional[bool] = ..., signals: _Optional[_Union[Signals, _Mapping]] = ...) -> None: ...
+    clock_s: float
+    samples: _containers.RepeatedCompositeFieldContainer[Sample]
+    def __init__(self, name: _Optional[str] = ..., role: _Optional[str] = ..., address: _Optional[str] = ..., pid: _Optional[int] = ..., num_total_blocks: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_cached_blocks: _Optional[int] = ..., num_used_blocks: _Optional[int] = ..., num_quarantined_blocks: _Optional[int] = ..., num_waiting_requests: _Optional[int] = ..., num_running_requests: _Optional[int] = ..., num_reservations: _Optional[int] = ..., num_open_transfers: _Optional[int] = ..., num_handler_tasks: _Optional[int] = ..., num_steps: _Optional[int] = ..., num_transfer_bytes: _Optional[int] = ..., links: _Optional[_Iterable[_Union[LinkStatus, _Mapping]]] = ..., num_waiting_prompt_tokens: _Optional[int] = ..., kernels: _Optional[str] = ..., quarantine_age_s: _Optional[float] = ..., num_runnable_requests: _Optional[int] = ..., is_draining: _Optional[bool] = ..., signals: _Optional[_Union[Signals, _Mapping]] = ..., clock_s: _Optional[float] = ..., samples: _Optional[_Iterable[_Union[Sample, _Mapping]]] = ...) -> None: ...
+
+class Sample(_message.Message):
+    __slots__ = ("metric", "labels", "value", "counts")
+    METRIC_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    metric: str
+    labels: _containers.RepeatedScalarFieldContainer[str]
+    value: float
+    counts: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, metric: _Optional[str] = ..., labels: _Optional[_Iterable[str]] = ..., value: _Optional[float] = ..., counts: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Signals(_message.Message):
     __slots__ = ("queue_wait_p50_s", "queue_wait_p95_s", "oldest_wait_s", "num_parked", "tokens_per_s", "num_in_flight_bytes", "bytes_per_s", "max_bytes_per_s", "transfer_wait_s", "step_s")
@@ -290,30 +309,34 @@ class FirstToken(_message.Message):
     def __init__(self, token_id: _Optional[int] = ..., times: _Optional[_Union[PrefillTimes, _Mapping]] = ..., logprobs: _Optional[_Union[_inference_pb2.Logprobs, _Mapping]] = ...) -> None: ...
 
 class PrefillTimes(_message.Message):
-    __slots__ = ("queue_s", "prefill_s", "num_cached_tokens", "num_chunks")
+    __slots__ = ("queue_s", "prefill_s", "num_cached_tokens", "num_chunks", "events")
     QUEUE_S_FIELD_NUMBER: _ClassVar[int]
     PREFILL_S_FIELD_NUMBER: _ClassVar[int]
     NUM_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
     queue_s: float
     prefill_s: float
     num_cached_tokens: int
     num_chunks: int
-    def __init__(self, queue_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., num_cached_tokens: _Optional[int] = ..., num_chunks: _Optional[int] = ...) -> None: ...
+    events: _containers.RepeatedCompositeFieldContainer[_timeline_pb2.Event]
+    def __init__(self, queue_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., num_cached_tokens: _Optional[int] = ..., num_chunks: _Optional[int] = ..., events: _Optional[_Iterable[_Union[_timeline_pb2.Event, _Mapping]]] = ...) -> None: ...
 
 class TransferDone(_message.Message):
-    __slots__ = ("backend", "num_bytes", "num_pieces", "push_s", "exposed_s")
+    __slots__ = ("backend", "num_bytes", "num_pieces", "push_s", "exposed_s", "events")
     BACKEND_FIELD_NUMBER: _ClassVar[int]
     NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
     NUM_PIECES_FIELD_NUMBER: _ClassVar[int]
     PUSH_S_FIELD_NUMBER: _ClassVar[int]
     EXPOSED_S_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
     backend: str
     num_bytes: int
     num_pieces: int
     push_s: float
     exposed_s: float
-    def __init__(self, backend: _Optional[str] = ..., num_bytes: _Optional[int] = ..., num_pieces: _Optional[int] = ..., push_s: _Optional[float] = ..., exposed_s: _Optional[float] = ...) -> None: ...
+    events: _containers.RepeatedCompositeFieldContainer[_timeline_pb2.Event]
+    def __init__(self, backend: _Optional[str] = ..., num_bytes: _Optional[int] = ..., num_pieces: _Optional[int] = ..., push_s: _Optional[float] = ..., exposed_s: _Optional[float] = ..., events: _Optional[_Iterable[_Union[_timeline_pb2.Event, _Mapping]]] = ...) -> None: ...
 
 class DecodeCommand(_message.Message):
     __slots__ = ("reserve", "cancel", "hold")
@@ -392,12 +415,14 @@ class NewToken(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., token_id: _Optional[int] = ..., index: _Optional[int] = ..., done: _Optional[_Union[DecodeDone, _Mapping]] = ..., prefill_times: _Optional[_Union[PrefillTimes, _Mapping]] = ..., logprobs: _Optional[_Union[_inference_pb2.Logprobs, _Mapping]] = ...) -> None: ...
 
 class DecodeDone(_message.Message):
-    __slots__ = ("finish_reason", "report")
+    __slots__ = ("finish_reason", "report", "events")
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     REPORT_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
     finish_reason: str
     report: _inference_pb2.DecodeReport
-    def __init__(self, finish_reason: _Optional[str] = ..., report: _Optional[_Union[_inference_pb2.DecodeReport, _Mapping]] = ...) -> None: ...
+    events: _containers.RepeatedCompositeFieldContainer[_timeline_pb2.Event]
+    def __init__(self, finish_reason: _Optional[str] = ..., report: _Optional[_Union[_inference_pb2.DecodeReport, _Mapping]] = ..., events: _Optional[_Iterable[_Union[_timeline_pb2.Event, _Mapping]]] = ...) -> None: ...
 
 class RequestFailed(_message.Message):
     __slots__ = ("request_id", "error")

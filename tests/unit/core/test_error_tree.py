@@ -22,6 +22,7 @@ EXAMPLES = [
     errors.ConfigError("router.prt", "is not a known key", "port"),
     errors.ConfigError("router", "is odd"),
     errors.ModelError("no model"),
+    errors.DeviceLost("8 steps failed"),
     errors.InvariantBroken("a bug"),
     errors.Unauthenticated("no key"),
     errors.PermissionDenied("no admin"),

@@ -213,11 +213,11 @@ def assert_nothing_is_left(world):
     """Every count of the worker is back where it began; only live links are known."""
     worker, counts = world.worker, world.pool.counts()
     held = {
-        "waiting": worker.counts.num_waiting,
-        "known": worker.counts.num_known,
-        "running": worker.counts.num_running,
-        "reservations": worker.counts.num_reservations,
-        "waiting tokens": worker.counts.num_waiting_tokens,
+        "waiting": worker.census.num_waiting,
+        "known": worker.census.num_known,
+        "running": worker.census.num_running,
+        "reservations": worker.census.num_reservations,
+        "waiting tokens": worker.census.num_waiting_tokens,
         "open handoffs": worker.handoffs.num_open,
         "being fenced": len(worker._custody.left),
     }

@@ -1,9 +1,12 @@
 """Lives of a request at a decode worker, from its reservation to its last token."""
 
+from dataclasses import replace
+
 import pytest
 
 from core.config import Mode
 from core.errors import InvalidRequest, Overloaded
+from core.events.event import Event, EventKind
 from core.link import Begin, Granted, PieceAck, Sealed
 from core.request import FinishReason
 from core.timeline import DecodeReport, Gap, PrefillReport
@@ -32,7 +35,7 @@ class TestARemotePrompt:
         assert isinstance(reserved, Reserved)
         assert len(reserved.reservation.block_ids) == 2
         assert world.pool.counts().used == 2
-        assert (world.worker.counts.num_reservations, world.worker.counts.num_running) == (1, 0)
+        assert (world.worker.census.num_reservations, world.worker.census.num_running) == (1, 0)
         # 2 the prefill worker begins
         epoch = reserved.reservation.epoch
         assert link.hear(Begin("r", epoch)) == (Granted("r", epoch),)
@@ -45,7 +48,7 @@ class TestARemotePrompt:
         # 4 the Seal proves them
         world.now_s = 2.0
         assert link.seal() == (Sealed("r", epoch),)
-        assert (world.worker.counts.num_running, world.worker.handoffs.num_open) == (1, 0)
+        assert (world.worker.census.num_running, world.worker.handoffs.num_open) == (1, 0)
         told = world.worker.meter.signals(2.0, oldest_wait_s=0.0)
         assert (told.queue_wait_p95_s, told.step_s) == (0.0, None)
         # 5 each step takes the last token and gives the next
@@ -61,8 +64,20 @@ class TestARemotePrompt:
         (step,) = world.step()
         assert (step.token_ids, step.start) == ([107], 7)
         gap = Gap(1, 1.0, 0.25, 1, 6, 0, ())
-        done = DecodeDone(LENGTH, DecodeReport(1.0, 2.0, 0.5, 1.0, 6.5, longest_gap=gap))
-        assert world.events() == [NewToken("r", 108, 2, done)]
+        sealed = Event(EventKind.SEALED, 2.0, 2.0)
+        slot_wait = Event(EventKind.SLOT_WAIT, 2.0, 3.0)
+        steps = Event(
+            EventKind.STEPS,
+            begin_s=3.0,
+            end_s=5.0,
+            index=1,
+            count=2,
+            busy_s=0.5,
+            num_sequences=1,
+            num_history_tokens=7,
+        )
+        report = DecodeReport(1.0, 2.0, 0.5, 1.0, 6.5, 0.0, gap, (sealed, slot_wait, steps))
+        assert world.events() == [NewToken("r", 108, 2, DecodeDone(LENGTH, report))]
         assert_nothing_is_left(world)
 
     @pytest.mark.parametrize("sampling", [{"max_tokens": 1}, {"stop_token_ids": (FIRST_TOKEN,)}])
@@ -119,7 +134,7 @@ class TestALocalPrompt:
         world.step()
         assert tokens_of(world.events()) == [103]
         world.reserve(make_request("b", 5, first=50, max_tokens=2), is_local=True)
-        assert world.worker.counts.num_waiting_tokens == 5
+        assert world.worker.census.num_waiting_tokens == 5
         # a budget of 4: one for the running sequence, three for the prompt
         running, chunk = world.step()
         assert (running.start, chunk.token_ids, chunk.sampling) == (3, (50, 51, 52), None)
@@ -128,7 +143,10 @@ class TestALocalPrompt:
         assert (chunk.start, chunk.token_ids) == (3, (53, 54))
         token = next(e for e in world.events() if e.request_id == "b")
         assert (token.token_id, token.index) == (105, 0)
-        assert token.prefill == PrefillReport(8.5, 0.5, num_cached_tokens=0, num_chunks=2)
+        chunks = token.prefill.events[1:]
+        assert [(chunk.num_tokens, chunk.num_sequences) for chunk in chunks] == [(3, 1), (2, 1)]
+        report = replace(token.prefill, events=())
+        assert report == PrefillReport(8.5, 0.5, num_cached_tokens=0, num_chunks=2)
         world.run()
         assert_nothing_is_left(world)
 
@@ -182,7 +200,7 @@ class TestWaitingForBlocks:
         self.fill(world)
         for name in ("a", "b"):
             assert world.reserve(make_request(name, 6, first=ord(name)), is_local=True) == []
-        assert world.worker.counts.num_waiting == 2
+        assert world.worker.census.num_waiting == 2
         world.cancel("big")
         granted = [e.request_id for e in world.events() if isinstance(e, Reserved)]
         assert granted == ["a", "b"]
@@ -199,7 +217,7 @@ class TestWaitingForBlocks:
         # 2 it is passed no more
         world.now_s = MAX_PASSED_S + 0.1
         assert world.reserve(make_request("b", 2, first=110, max_tokens=2), is_local=True) == []
-        assert world.worker.counts.num_waiting == 2
+        assert world.worker.census.num_waiting == 2
         # 3 its blocks come, then the others go on
         world.run(200)
         granted = [e.request_id for e in world.events() if isinstance(e, Reserved)]
@@ -275,7 +293,7 @@ class TestWhatIsRefused:
         error = world.reserve(session="other")[0].error
         assert (error.field, error.limit) == ("request_id", "is in use")
         world.cancel("r", session="other")
-        assert world.worker.counts.num_known == 1
+        assert world.worker.census.num_known == 1
         world.cancel()
         assert_nothing_is_left(world)
 

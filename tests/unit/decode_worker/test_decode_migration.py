@@ -42,7 +42,7 @@ class TestHolding:
         world.worker.hold("session-0", "r", world.now_s)
         assert world.events() == [Held("r")]
         assert world.start_step() == []
-        assert (world.worker.counts.num_running, world.worker.counts.num_runnable) == (1, 0)
+        assert (world.worker.census.num_running, world.worker.census.num_runnable) == (1, 0)
         world.cancel()
         assert_nothing_is_left(world)
 
@@ -115,7 +115,7 @@ class TestShipping:
         world.worker.ship(MOVE, "r", going_on(world))
         world.step()
         assert world.events(MOVE)[0].done is not None
-        assert (world.worker.counts.num_known, world.worker.counts.num_reservations) == (1, 0)
+        assert (world.worker.census.num_known, world.worker.census.num_reservations) == (1, 0)
         assert world.pool.counts().used > 0
         world.worker.shipped(MOVE, world.now_s)
         assert_nothing_is_left(world)

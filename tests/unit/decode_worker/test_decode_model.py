@@ -394,11 +394,11 @@ class DecodeMachine(RuleBasedStateMachine):
         counts, worker = self.pool.counts(), self.world.worker
         assert counts.free + counts.used + counts.quarantined == NUM_BLOCKS
         num_alive = sum(not life.is_over for life in self.lives.values())
-        assert worker.counts.num_known == num_alive + len(self.departures)
-        assert worker.counts.num_waiting <= 2
+        assert worker.census.num_known == num_alive + len(self.departures)
+        assert worker.census.num_waiting <= 2
         num_ended = sum(sequence.is_shipped for sequence in worker._custody.left)
-        num_here = worker.counts.num_waiting + worker.counts.num_reservations
-        assert num_here + num_ended == worker.counts.num_known
+        num_here = worker.census.num_waiting + worker.census.num_reservations
+        assert num_here + num_ended == worker.census.num_known
 
     def teardown(self):
         if self.steps is not None:

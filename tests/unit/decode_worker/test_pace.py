@@ -1,7 +1,8 @@
 """How fast an answer grows, and what ran in its longest gap."""
 
 from core.timeline import DecodeReport
-from decode_worker.pace import MAX_STEPS, Pace, StepFacts, StepLog
+from decode_worker.pace import Pace
+from decode_worker.step_log import MAX_STEPS, StepFacts, StepLog
 
 
 def decode_step(ended_s, num_sequences=1, num_history_tokens=10, prompts=()):

@@ -10,6 +10,7 @@ from rich.console import Console
 from core.chaos import ChaosConfig, FaultKind
 from core.config import ClusterConfig, load_config
 from core.errors import ConfigError, PeerLost
+from core.link import Span
 from deploy.chaos.faults import Fault, next_fault, pool_of
 from deploy.chaos.load import KINDS, NEAR_TIE, Stream, prompt_of, sampling_of
 from deploy.chaos.run import MAX_GROWTH_BYTES, Outcome
@@ -17,18 +18,20 @@ from deploy.commands import chaos as command
 from deploy.commands.chaos import EXIT_BROKEN, chaos_run
 from kv_link.bad_link import NOTHING_CHECKSUM, BadSender
 
-WORKERS = st.sets(st.sampled_from([f"{pool}-{i}" for pool in ("prefill", "decode") for i in "012"]))
+WORKERS = st.sets(
+    st.sampled_from([f"{pool}-{i}" for pool in ("prefill", "decode", "router") for i in "012"])
+)
 
 
 @given(WORKERS, st.integers())
-def test_a_fault_never_hits_the_last_worker_of_a_pool(up, seed):
+def test_a_fault_never_hits_the_last_worker_of_a_pool_nor_the_last_router(up, seed):
     fault = next_fault(list(FaultKind), sorted(up), random.Random(seed))
     if fault is None:
         assert len({pool_of(worker) for worker in up}) == len(up)
     else:
-        left = up - {fault.worker}
-        assert fault.worker in up
-        assert pool_of(fault.worker) in {pool_of(worker) for worker in left}
+        left = up - {fault.target}
+        assert fault.target in up
+        assert pool_of(fault.target) in {pool_of(worker) for worker in left}
 
 
 class TestStreams:
@@ -110,7 +113,9 @@ class RealSender:
 
 def test_a_bad_link_loses_its_share_of_the_pieces_and_passes_on_the_rest():
     real = RealSender()
-    bad = BadSender(real, ChaosConfig(enabled=True, lost_pieces=0.25, piece_delay_s=1e-4))
+    bad = BadSender(
+        real, ChaosConfig(enabled=True, lost_pieces=0.25, piece_delay_s=1e-4), page_bytes=1
+    )
     checksums = [bad.send(number, None, (), ()) for number in range(400)]
     bad.acknowledge(3)
     bad.close()
@@ -119,3 +124,14 @@ def test_a_bad_link_loses_its_share_of_the_pieces_and_passes_on_the_rest():
     assert 60 <= checksums.count(NOTHING_CHECKSUM) <= 140
     assert (bad.max_piece_bytes, bad.has_room()) == (64, True)
     assert (real.acknowledged, real.is_closed) == ([3], True)
+
+
+def test_a_slow_link_takes_the_time_that_its_bytes_need_and_small_pieces(monkeypatch):
+    slept = []
+    monkeypatch.setattr("prefill_worker.bad_link.time.sleep", slept.append)
+    real = RealSender()
+    real.max_piece_bytes = 8 << 20
+    bad = BadSender(real, ChaosConfig(enabled=True, link_bytes_per_s=1e6), page_bytes=1000)
+    assert bad.send(1, Span(0, num_layers=5, first_block=0, num_blocks=3), range(3), range(3)) == 7
+    assert slept == [2 * 5 * 3 * 1000 / 1e6]
+    assert bad.max_piece_bytes == 250_000

@@ -11,12 +11,14 @@ from typer.testing import CliRunner
 from core.clock import ManualClock
 from core.config import load_config
 from core.errors import PeerLost
+from core.listing import WorkerState
 from core.scaling import DecodeScaling, PoolScaling, ScalingConfig
 from core.signals import Demand, Signals
 from core.worker import Role
 from deploy.autoscaler.record import ChangeRole, Drain, GiveUp, Start
 from deploy.autoscaler.wish import Rule
 from deploy.cli import app
+from deploy.live_config import LiveConfig
 from deploy.scaler import Scaler
 from deploy.supervisor import Slot, Supervisor
 from tests.unit.deploy.scaling_facts import after, demand_of
@@ -61,6 +63,7 @@ class FakeRouter:
 
     def __init__(self):
         self.connected = {}
+        self.cold = set()
         self.demand = Demand()
         self.said = queue.Queue()
         self.admin = self
@@ -75,7 +78,14 @@ class FakeRouter:
         self.said.put(("drain", name))
 
     def workers(self):
-        return [SimpleNamespace(name=name, max_num_sequences=16) for name in self.connected]
+        return [
+            SimpleNamespace(
+                name=name,
+                max_num_sequences=16,
+                state=WorkerState.WARMING if name in self.cold else WorkerState.READY,
+            )
+            for name in self.connected
+        ]
 
     def status(self):
         return SimpleNamespace(workers=list(self.connected.values()), demand=self.demand)
@@ -114,8 +124,9 @@ class World:
             self.come_up(name)
             next(slot for slot in self.slots if slot.name == name).wait_until_up()
         self.supervisor = Supervisor(self.slots)
+        self.live = LiveConfig(config)
         self.scaler = Scaler(
-            config, self.slots, self.create, self.supervisor, threading.Event(), self.clock
+            self.live, self.slots, self.create, self.supervisor, threading.Event(), self.clock
         )
 
     def slot(self, name):
@@ -163,6 +174,16 @@ def test_workers_start_side_by_side_and_serve_once_the_router_is_connected():
     assert pool.after == 4
 
 
+def test_a_worker_counts_as_starting_until_its_links_are_tested():
+    world = World("prefill-0", "decode-0")
+    world.look()
+    world.router.cold.add("decode-0")
+    pool = after(world.look(), Role.DECODE)
+    assert (pool.view.num_serving, pool.view.num_starting) == (0, 1)
+    world.router.cold.clear()
+    assert after(world.look(), Role.DECODE).view.num_serving == 1
+
+
 def test_a_worker_that_hangs_is_ended_after_its_time_and_holds_up_nothing():
     world = World("prefill-0", "decode-0")
     world.router.demand = BUSY
@@ -199,6 +220,13 @@ def test_a_drained_worker_starts_again_in_the_other_pool():
     assert [world.hear()[0], world.hear()[0]] == ["drain", "remove"]
     world.turn()
     assert world.names == ["prefill-1", "decode-0", "decode-1", "decode-2"]
+
+
+def test_names_of_workers_that_were_found_are_not_given_again():
+    world = World("prefill-3", "decode-0")  # 0 to 2 left while another controller was there
+    world.router.demand = BUSY
+    world.look()
+    assert world.names[2:] == ["prefill-4", "prefill-5", "prefill-6"]
 
 
 @pytest.mark.case("B-142")

@@ -7,6 +7,8 @@ from core.clock import ManualClock
 from core.layout import Dtype, KVLayout
 from core.link import LinkOpened
 from core.request import WorkerName
+from core.tally import Tally
+from kv_link.counts import LinkCounts
 from kv_link.link import Link, Way
 from kv_transfer.reshape import CacheShape, Reshape
 
@@ -48,7 +50,7 @@ async def test_the_loop_goes_on_while_the_cache_of_a_lost_decode_worker_is_unmap
     shape = CacheShape(LAYOUT, 8)
     link = Link(
         LinkOpened("shm", "a test", (), LAYOUT, 8),
-        Way(sender, Reshape(shape, shape)),
+        Way(sender, Reshape(shape, shape), LinkCounts(Tally(), "decode-0", "memory")),
         stream,
         nothing_more(),
         peer_name=WorkerName("decode-0"),

@@ -194,3 +194,17 @@ def pieces_of_a_prompt(num_tokens, sizes):
             transfer.sent(0)
             num_pieces += 1
     return num_pieces
+
+
+def test_a_link_that_is_as_busy_as_it_can_be_shows_it_at_once_and_an_idle_one_does_not():
+    meter = LinkMeter()
+    assert meter.carried_per_s(100.0) is None
+    for index in range(4):
+        meter.sent(PieceId(1, index), 1000, 100.0)
+        meter.acknowledged(PieceId(1, index), 101.0 + index)
+    assert meter.carried_per_s(104.0) == pytest.approx(1000)
+    assert meter.carried_per_s(120.0) == pytest.approx(4000 / 20)
+    assert meter.carried_per_s(140.0) is None
+    meter.sent(PieceId(1, 9), 500, 140.0)
+    meter.acknowledged(PieceId(1, 9), 141.0)
+    assert meter.carried_per_s(142.0) == pytest.approx(250)

@@ -8,6 +8,7 @@ from core.clock import MonotonicClock
 from core.errors import PeerLost, PeerStopping
 from core.layout import Dtype, KVLayout
 from core.request import Request, RequestId, SamplingParams
+from core.tally import Tally
 from core.worker import RemoteReservation, Role, WorkerInfo
 from engine.block_pool import BlockPool
 from prefill_worker.service import PrefillService
@@ -23,6 +24,7 @@ class SlowLinks:
     num_open_transfers = 0
     num_bytes = 0
     statuses = ()
+    tally = Tally()
 
     def loads(self, now_s):
         return []

@@ -70,7 +70,14 @@ class TestAWholeLife:
         assert (chunk.token_ids, chunk.start, chunk.sampling) == ((8, 9), 8, GREEDY)
         (computed,) = worker.apply(StepResult([7], 0.5), now_s=3.0)
         assert (computed.num_tokens, computed.first_token) == (10, OutputToken(7))
-        assert dataclasses.astuple(computed.report) == (1.5, 1.5, 0, 3)
+        queue, *chunks = computed.report.events
+        assert dataclasses.astuple(computed.report)[:4] == (1.5, 1.5, 0, 3)
+        assert (queue.begin_s, queue.end_s) == (0.0, 0.5)
+        assert [(c.begin_s, c.end_s, c.num_tokens) for c in chunks] == [
+            (0.5, 1.0, 4),
+            (1.5, 2.0, 4),
+            (2.5, 3.0, 2),
+        ]
         assert (worker.num_steps, worker.num_waiting_tokens) == (3, 0)
         # 5 its blocks stay its own until released, once
         assert worker.next_steps() == []

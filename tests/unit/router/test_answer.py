@@ -162,7 +162,7 @@ class TestTheEnd:
         answer = receiving()
         error = PeerLost("decode-0", "killed")
         assert answer.take(RequestFailed("r", error), 12.0) == Failure(error, is_from_prefill=False)
-        answer.fail()
+        answer.fail(error, 13.0)
         assert answer.state is RequestState.FAILED
 
     def test_an_incomplete_answer_has_no_completion(self):

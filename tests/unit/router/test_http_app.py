@@ -184,7 +184,7 @@ async def empty_world(fleet, clock, router_config, monkeypatch):
             fleet, dispatcher, make_tokenizer(), door, config=config, clock=clock
         )
         bodies = BodyReader(max_body_bytes=1000, max_held_bytes=1500, timeout_s=0.05)
-        gauges = Gauges(fleet, dispatcher, door, clock)
+        gauges = Gauges(fleet, dispatcher, door, clock, config.mode)
         app = HttpApp(
             generation,
             door.readiness,

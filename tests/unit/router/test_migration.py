@@ -131,7 +131,7 @@ async def test_a_worker_that_dies_while_it_holds_an_answer_is_made_up_for(move_o
     new.update(token(1, request_id="r~3"), token(2, request_id="r~3", done=DONE))
     completion = await move_of.task
     assert len(move_of.tokens) == 6
-    assert move_of.counters.totals.failed_migrations == (("PeerLost", 1),)
+    assert move_of.counters.totals.failed_migrations == (("peer_lost", 1),)
     assert len(completion.failures) == 1
     await move_of.nothing_is_left()
 

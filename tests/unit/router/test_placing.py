@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from core.clock import ManualClock
 from core.config import Mode, OnFailure
 from core.errors import InvalidRequest, Overloaded, PeerLost
-from core.request import Priority, Sender
+from core.request import Priority, Resumption, Sender
 from core.worker import FirstToken, Role
 from router.answer import Answer
 from router.members.fleet import Fleet
@@ -86,9 +86,21 @@ class Line:
             yield self
             watching.cancel()
 
-    def start(self, request_id="r", *, client="", priority=Priority.NORMAL, session="", **request):
-        sender = Sender(client, session, priority)
-        request = dataclasses.replace(make_request(request_id, **request), sender=sender)
+    def start(
+        self,
+        request_id="r",
+        *,
+        client="",
+        priority=Priority.NORMAL,
+        session="",
+        resumption=None,
+        **request,
+    ):
+        request = dataclasses.replace(
+            make_request(request_id, **request),
+            sender=Sender(client, session, priority),
+            resumption=resumption,
+        )
         return asyncio.create_task(
             self.run(request, Recovery(OnFailure.RESUME, 4), asyncio.Event())
         )
@@ -217,6 +229,21 @@ async def test_a_line_that_is_full_takes_nobody_but_whom_there_is_room_for():
     for number in range(3):
         await until(lambda number=number: f"r{number}" in line.inside)
         line.end(f"r{number}")
+    await asyncio.gather(*tasks)
+    line.nothing_is_left()
+
+
+async def test_an_answer_of_which_its_client_has_tokens_waits_behind_the_line_but_is_not_refused():
+    line = Line(max_queued_requests=1)
+    line.fleet.join("d", max_num_sequences=1, num_blocks=1000)
+    tasks = [line.start(f"r{number}") for number in range(3)]
+    await settle()
+    with pytest.raises(Overloaded, match="1 requests wait in line"):
+        await line.start("nothing yet", resumption=Resumption((), "m"))
+    tasks.append(line.start("begun", resumption=Resumption((1, 2), "m")))
+    for request_id in ("r0", "r1", "r2", "begun"):
+        await until(lambda request_id=request_id: request_id in line.inside)
+        line.end(request_id)
     await asyncio.gather(*tasks)
     line.nothing_is_left()
 

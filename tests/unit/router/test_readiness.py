@@ -1,17 +1,31 @@
 """Ready means that a real token just went through the pools that are connected now."""
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 
 from core.config import Mode
-from core.errors import PeerLost
+from core.errors import DeadlineExceeded, PeerLost
+from core.listing import WorkerState
 from core.worker import CancelRequest, RequestFailed, Reserve, Role
 from router import readiness as readiness_module
 from router.dispatch import Dispatcher, DispatchPolicy
+from router.members.fleet import Fleet
 from router.readiness import Readiness
 from router.totals import KvCounters
-from tests.unit.router.doubles import DONE, PREFILL_REPORT, reserved, token, until
+from tests.unit.router.doubles import (
+    DONE,
+    PREFILL_REPORT,
+    WEDGED_AFTER_S,
+    WORKER_TIMEOUT_S,
+    reserved,
+    token,
+    until,
+)
+
+WARM_S = 0.1
+LATE_S = 10.0
 
 
 def answer(worker):
@@ -121,3 +135,87 @@ async def test_every_pair_is_probed_and_one_that_works_is_enough(fleet, clock, j
     assert set(recorder.pairs) == {
         (f"prefill-{p}", f"decode-{d}") for p in range(2) for d in range(2)
     }
+
+
+class Pairs:
+    """A dispatcher whose probes end when, and as, the test says."""
+
+    def __init__(self):
+        self.probes = {}
+
+    async def run(self, answer, *, placement, **rest):
+        probe = self.probes[placement.prefill, placement.decode] = asyncio.Future()
+        try:
+            async with asyncio.timeout(WARM_S):
+                await probe
+        except TimeoutError as error:
+            raise DeadlineExceeded("the probe was not done in time") from error
+
+
+@pytest.fixture
+async def warming(cluster, clock):
+    """A fleet that warms its workers, what probes them, and how they join."""
+
+    async def announce(is_ready):
+        pass
+
+    async def join(name, role=Role.DECODE):
+        worker = cluster.start(name, role)
+        fleet.add(worker.address)
+        await until(lambda: any(m.info.name == name for m in fleet.members(role)))
+
+    limits = {"worker_timeout_s": WORKER_TIMEOUT_S, "wedged_after_s": WEDGED_AFTER_S}
+    async with Fleet(clock, **limits, warm_s=WARM_S) as fleet:
+        pairs = Pairs()
+        readiness = Readiness(
+            fleet, pairs, (1,), mode=Mode.DISAGGREGATED, announce=announce, clock=clock
+        )
+        task = asyncio.create_task(readiness.run())
+        yield SimpleNamespace(fleet=fleet, probes=pairs.probes, join=join, readiness=readiness)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def placeable(fleet):
+    return {load.name for load in (*fleet.prefill_loads(), *fleet.decode_loads())}
+
+
+async def one_pair(warming):
+    await warming.join("prefill-0", Role.PREFILL)
+    await warming.join("decode-0")
+    await until(lambda: warming.probes)
+    # Nobody else is there: who asks now makes the link.
+    assert placeable(warming.fleet) == {"prefill-0", "decode-0"}
+    assert not warming.readiness.is_ready
+    warming.probes["prefill-0", "decode-0"].set_result(None)
+    await until(lambda: warming.readiness.is_ready and not warming.fleet.cold)
+
+
+@pytest.mark.case("B-165")
+async def test_a_new_worker_is_given_requests_once_all_its_links_are_tested(warming):
+    await one_pair(warming)
+    await warming.join("decode-1")
+    await until(lambda: ("prefill-0", "decode-1") in warming.probes)
+    (state,) = {m.state(1000.0) for m in warming.fleet.cold}
+    assert state is WorkerState.WARMING
+    assert placeable(warming.fleet) == {"prefill-0", "decode-0"}
+    warming.probes["prefill-0", "decode-1"].set_result(None)
+    await until(lambda: placeable(warming.fleet) == {"prefill-0", "decode-0", "decode-1"})
+    await warming.join("prefill-1", Role.PREFILL)
+    await until(lambda: len(warming.probes) == 4)
+    warming.probes["prefill-1", "decode-0"].set_result(None)
+    assert "prefill-1" not in placeable(warming.fleet)  # one of its two is not tested yet
+    warming.probes["prefill-1", "decode-1"].set_result(None)
+    await until(lambda: "prefill-1" in placeable(warming.fleet))
+
+
+async def test_a_partner_that_cannot_be_reached_holds_a_new_worker_up_for_a_while_only(
+    warming, caplog
+):
+    caplog.set_level("INFO")
+    await one_pair(warming)
+    await warming.join("decode-1")
+    async with asyncio.timeout(LATE_S):
+        while "decode-1" not in placeable(warming.fleet):
+            await asyncio.sleep(0)
+    assert "decode-1: 0 of 1 links are tested" in caplog.text

@@ -168,4 +168,4 @@ class TestWhereTheOthersGo:
             assert answer.prompt_holder == ("" if attempt == 0 else "a")
             answer.take(NewToken("r", 7, 1), 2.0)
             assert answer.prompt_holder == worker
-            answer.fail()
+            answer.fail(PeerLost(worker, "gone"), 3.0)

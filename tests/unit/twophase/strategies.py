@@ -7,6 +7,9 @@ from hypothesis import strategies as st
 from core import errors, link
 from core.completion import ChatMessage, Chunk, Completion
 from core.errors import TransferFailure
+from core.events.clock_offset import WorkerClock
+from core.events.event import Event, EventKind
+from core.events.timeline import Timeline
 from core.finding import Finding, PhaseSpread, Symptom, Trouble
 from core.layout import Dtype, KVLayout
 from core.listing import ListedRequest, ListedWorker, WorkerState
@@ -23,6 +26,7 @@ from core.request import (
 from core.request_state import RequestState
 from core.sampling import Constraint, ConstraintKind, Sampling
 from core.signals import Demand, Moments, Signals
+from core.telemetry import TABLE, Sample
 from core.timeline import DecodeReport, Gap, Phases, PrefillReport, TransferReport
 from core.worker import (
     BlockHolder,
@@ -73,6 +77,11 @@ def fields(cls, /, **strategies):
     """Values of a dataclass; no field may be left to its default."""
     assert set(strategies) == {field.name for field in dataclasses.fields(cls)}
     return st.builds(cls, **strategies)
+
+
+def without_events(report):
+    """As a report is told to clients."""
+    return dataclasses.replace(report, events=())
 
 
 layouts = fields(
@@ -160,12 +169,38 @@ phases = fields(
     total_s=seconds,
     time_to_first_token_s=seconds,
 )
+events = fields(
+    Event,
+    kind=st.sampled_from(EventKind),
+    begin_s=seconds,
+    end_s=seconds,
+    where=texts,
+    attempt=counts,
+    uncertainty_s=seconds,
+    index=counts,
+    count=counts,
+    busy_s=seconds,
+    num_tokens=counts,
+    num_cached_tokens=counts,
+    num_bytes=wides,
+    first_layer=counts,
+    num_layers=counts,
+    num_sequences=counts,
+    num_history_tokens=wides,
+    request_ids=st.lists(request_ids, max_size=2).map(tuple),
+    note=texts,
+)
+# A worker tells no place and no uncertainty: who hears it knows better.
+told_events = st.lists(
+    events.map(lambda event: dataclasses.replace(event, where="", uncertainty_s=0.0)), max_size=2
+).map(tuple)
 prefill_reports = fields(
     PrefillReport,
     queue_s=seconds,
     prefill_s=seconds,
     num_cached_tokens=counts,
     num_chunks=counts,
+    events=told_events,
 )
 decode_reports = fields(
     DecodeReport,
@@ -186,6 +221,7 @@ decode_reports = fields(
         num_prompt_tokens=counts,
         prompts=st.lists(request_ids, max_size=2).map(tuple),
     ),
+    events=told_events,
 )
 findings = fields(
     Finding,
@@ -207,6 +243,7 @@ transfer_reports = fields(
     num_pieces=counts,
     push_s=seconds,
     exposed_s=seconds,
+    events=told_events,
 )
 completions = fields(
     Completion,
@@ -222,14 +259,25 @@ completions = fields(
         num_local_prefill_tokens=counts,
     ),
     phases=phases,
-    transfer=st.none() | transfer_reports,
+    transfer=st.none() | transfer_reports.map(without_events),
     prefill_worker=names,
     decode_worker=names,
     placement=texts,
     seed=wides,
     failures=st.lists(texts, max_size=3).map(tuple),
-    decode=st.none() | decode_reports,
+    decode=st.none() | decode_reports.map(without_events),
     num_resumed_tokens=counts,
+)
+timelines = fields(
+    Timeline,
+    completion=completions,
+    events=st.lists(events, max_size=3).map(tuple),
+    is_running=st.booleans(),
+    now_s=seconds,
+    now_wall_s=seconds,
+    clocks=st.lists(
+        fields(WorkerClock, worker=names, offset_s=seconds, uncertainty_s=seconds), max_size=2
+    ).map(tuple),
 )
 chunks = fields(
     Chunk,
@@ -256,6 +304,17 @@ infos = fields(
     max_num_sequences=counts,
     kernels=texts,
 )
+
+
+@st.composite
+def samples(draw):
+    entry = draw(st.sampled_from(TABLE))
+    num_counts = len(entry.buckets) + 1 if entry.buckets else 0
+    labels = st.tuples(*[texts] * len(entry.labels))
+    counted = st.lists(wides, min_size=num_counts, max_size=num_counts).map(tuple)
+    return Sample(entry, draw(seconds), draw(labels), draw(counted))
+
+
 statuses = fields(
     WorkerStatus,
     name=names,
@@ -304,6 +363,7 @@ statuses = fields(
         ),
         max_size=2,
     ).map(tuple),
+    samples=st.lists(samples(), max_size=2).map(tuple),
 )
 reservations = fields(
     RemoteReservation,
@@ -346,6 +406,7 @@ all_errors = st.one_of(
     st.builds(errors.LayoutMismatch, texts),
     st.builds(errors.ConfigError, texts, texts, st.none() | texts.filter(bool)),
     st.builds(errors.ModelError, texts),
+    st.builds(errors.DeviceLost, texts),
     st.builds(errors.Unauthenticated, texts),
     st.builds(errors.PermissionDenied, texts),
 )

@@ -16,6 +16,7 @@ from twophase import (
     report_wire,
     signals_wire,
     status_wire,
+    timeline_wire,
     wire,
     worker_wire,
 )
@@ -44,6 +45,7 @@ def comparable(value):
 PAIRS = {
     "sampling": (some.askings, wire.sampling_to_wire, wire.sampling_from_wire),
     "chunk": (some.chunks, wire.chunk_to_wire, wire.chunk_from_wire),
+    "timeline": (some.timelines, timeline_wire.timeline_to_wire, timeline_wire.timeline_from_wire),
     "finding": (some.findings, report_wire.finding_to_wire, report_wire.finding_from_wire),
     "trouble": (some.troubles, report_wire.trouble_to_wire, report_wire.trouble_from_wire),
     "spread": (some.phase_spreads, report_wire.spread_to_wire, report_wire.spread_from_wire),

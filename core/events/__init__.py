@@ -1,0 +1,1 @@
+"""What happened to a request, when and where, on one clock; pure."""

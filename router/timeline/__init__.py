@@ -1,0 +1,1 @@
+"""The events of each request, and how they are told."""
