@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEV := $(VENV)/.installed-dev
 PROTOS := $(wildcard proto/twophase/v1/*.proto)
-PACKAGES := core engine kv_transfer prefill_worker decode_worker router deploy bench proto/twophase
+PACKAGES := core engine kv_transfer kv_link prefill_worker decode_worker router deploy bench proto/twophase
 
 .DEFAULT_GOAL := help
 .PHONY: help demo serve test test-thorough check docs proto format model parity clean \
@@ -84,8 +84,9 @@ bench-cancel: $(DEV)  ## How soon both phases stop when a client goes away
 bench-interference: $(DEV)  ## What a long prompt does to running streams, in each mode
 	$(BIN)/python -m bench.interference
 
-bench-recovery: $(DEV)  ## How long streams stand still when their decode worker is killed
+bench-recovery: $(DEV)  ## How long streams stand still when their decode worker is killed, or stopped
 	$(BIN)/python -m bench.recovery
+	$(BIN)/python -m bench.drain
 
 bench-scaling: $(DEV)  ## Real pools under a load that turns from long prompts to long answers
 	$(BIN)/python -m bench.scaling --figure docs/figures/scaling.png

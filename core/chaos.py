@@ -42,14 +42,14 @@ class ChaosConfig(BaseModel):
     max_tokens: int = Field(default=96, ge=8)
     """Length of each answer, where nothing else ends it."""
     lost_pieces: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Share of the pieces of KV cache that prefill workers do not send, though they say so."""
+    """Share of the pieces of KV cache that senders do not send, though they say so."""
     piece_delay_s: float = Field(default=0.0, ge=0, le=60)
-    """How long a prefill worker waits before each piece."""
+    """How long a sender waits before each piece."""
     clock_skew_s: int = Field(default=0, ge=0, le=10**8)
     """Each child process has a monotonic clock of its own, up to so many seconds ahead of the
     machine's (time namespaces: Linux, as root)."""
     link_bytes_per_s: float | None = Field(default=None, ge=1_000)
-    """Most that a prefill worker sends over each of its links; default: what the link carries."""
+    """Most that a worker sends over each of its links; default: what the link carries."""
     seed: int = 1
     """Of the draws: which fault, who is hit, which pieces, which clock is how far ahead."""
 

@@ -10,7 +10,8 @@ from core.timeline import DecodeReport, Phases, TransferReport
 class Completion:
     """One finished request.
 
-    prefill_worker equals decode_worker, and transfer is None, when no KV cache was moved.
+    prefill_worker equals decode_worker, and transfer is None, when no KV cache was moved; it is a
+    decode worker that stopped where that shipped the answer so far.
     placement says in words why these workers were chosen; failures, one sentence each, which
     attempts before this one failed. decode is None where the answer was complete without decode, or
     ended by a stop string. The first num_resumed_tokens of the answer were there before the attempt

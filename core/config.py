@@ -44,6 +44,13 @@ class OnFailure(StrEnum):
     FAIL = "fail"
 
 
+class OnDrain(StrEnum):
+    """How running answers leave a decode worker that stops."""
+
+    MIGRATE = "migrate"
+    RECOMPUTE = "recompute"
+
+
 class LocalPrefill(StrEnum):
     """Whether a decode worker may read a prompt although a prefill worker could."""
 
@@ -207,6 +214,9 @@ class RouterConfig(_Section):
     on_failure: OnFailure = OnFailure.RESUME
     """resume: a request that a worker failed goes on elsewhere, from its last token; without a
     prefill worker, decode workers read prompts. fail: it ends with the worker's error."""
+    on_drain: OnDrain = OnDrain.MIGRATE
+    """migrate: a decode worker that stops ships the KV caches of running answers to another, where
+    there is one; what is not worth it, or fails, is read again there. recompute: all is."""
     max_attempts: int = Field(default=4, ge=1, le=100)
     """Of one request, the first included; with on_failure resume."""
     max_wait_s: Seconds = 5.0

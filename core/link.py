@@ -1,9 +1,9 @@
 """What the two ends of a KV link say to each other; bytes travel beside it, not in it.
 
-The control side of a link is one ordered stream between a prefill and a decode worker. Upwards:
-OpenLink, then Begin, Piece, Seal, Abort, AbortAck. Downwards: LinkOpened or LinkRefused, then
-Granted, PieceAck, Sealed, TransferRefused, Abort, AbortAck. `docs/handoff.md` tells the
-order.
+The control side of a link is one ordered stream between a sender, which is a prefill worker or a
+decode worker that stops, and a decode worker. Upwards: OpenLink, then Begin, Piece, Seal, Abort,
+AbortAck. Downwards: LinkOpened or LinkRefused, then Granted, PieceAck, Sealed, TransferRefused,
+Abort, AbortAck. `docs/handoff.md` tells the order.
 """
 
 from dataclasses import dataclass
@@ -67,8 +67,9 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class OpenLink:
-    """A prefill worker asks a decode worker for a link; where its cache lies, and what it reaches.
+    """A sender asks a decode worker for a link; where its cache lies, and what it reaches.
 
+    prefill_worker is the sender's name.
     card and reachable_cards as `kv_transfer.backend.Endpoint` has them.
     """
 

@@ -153,10 +153,17 @@ KV_SOURCE = _counter(
     "source",
 )
 HANDOFFS = _counter("handoffs", "KV caches that were to be moved: sealed, or failed.", "outcome")
+MIGRATIONS = _counter(
+    "migrations",
+    "Running answers whose KV cache a decode worker that stops was to ship to another: sealed, or "
+    "why not; those were read again.",
+    "outcome",
+)
+MIGRATED_BYTES = _counter("migrated_bytes", "KV cache that arrived that way.")
 _LINK = ("prefill", "decode", "backend")
 LINK_BYTES = _counter(
     "link_bytes",
-    "Bytes of handoffs that were sealed over a link, since its prefill worker began.",
+    "Bytes of handoffs that were sealed over a link, since its sender began.",
     *_LINK,
 )
 LINK_TRANSFER = _histogram(
@@ -252,7 +259,7 @@ TABLE = (
     *(TIME_TO_FIRST_TOKEN, INTER_TOKEN_LATENCY, REQUEST_DURATION, QUEUE_WAIT, PHASE, PREFILL),
     *(KV_TRANSFER, KV_TRANSFER_EXPOSED, KV_TRANSFER_BYTES),
     *(REQUESTS, PROMPT_TOKENS, OUTPUT_TOKENS, FAILED_ATTEMPTS, ATTEMPT_FAILURES),
-    *(KV_SOURCE, HANDOFFS),
+    *(KV_SOURCE, HANDOFFS, MIGRATIONS, MIGRATED_BYTES),
     *(REQUESTS_RUNNING, REQUESTS_WAITING, OLDEST_IN_LINE, READY, WORKERS, STUCK_WORKERS),
     *(WORKER_REQUESTS, WORKER_OLDEST_WAIT, KV_BLOCKS, QUARANTINE_AGE, KV_IN_FLIGHT, MODEL_LOAD),
     *(WORKER_STEPS, STEP, DECODE_STEP, DECODE_KV_READ, WORKER_PROMPT_TOKENS, WORKER_OUTPUT_TOKENS),

@@ -139,13 +139,19 @@ class BlockHolder:
 
 @dataclass(frozen=True, slots=True)
 class KvTotals:
-    """How decode's KV caches of finished requests came to be: prompt tokens, and handoffs."""
+    """How decode's KV caches of finished requests came to be: prompt tokens, and handoffs.
+
+    Migrations are those of running answers between decode workers; failed ones by reason, sorted.
+    """
 
     num_transferred_tokens: int = 0
     num_decode_cached_tokens: int = 0
     num_local_prefill_tokens: int = 0
     num_sealed_handoffs: int = 0
     num_failed_handoffs: int = 0
+    num_migrations: int = 0
+    num_migrated_bytes: int = 0
+    failed_migrations: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +208,17 @@ class CancelRequest:
     request_id: RequestId
 
 
-DecodeCommand = Reserve | CancelRequest
+@dataclass(frozen=True, slots=True)
+class HoldRequest:
+    """Stop a request's answer where it is and keep its KV cache, until it is fetched or given up.
+
+    Answered by Held, or by RequestFailed where there is no whole KV cache yet.
+    """
+
+    request_id: RequestId
+
+
+DecodeCommand = Reserve | CancelRequest | HoldRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +258,13 @@ class RequestFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class Held:
+    """No token of the request comes any more; all that were made were told."""
+
+    request_id: RequestId
+
+
+@dataclass(frozen=True, slots=True)
 class DecodeUpdate:
     """What one step, or one change between steps, did for the requests of one router.
 
@@ -253,11 +276,12 @@ class DecodeUpdate:
     failed: tuple[RequestFailed, ...] = ()
     is_draining: bool = False
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()
+    held: tuple[Held, ...] = ()
 
     @property
-    def events(self) -> tuple["Reserved | PromptLogprobs | NewToken | RequestFailed", ...]:
+    def events(self) -> tuple["Reserved | PromptLogprobs | NewToken | Held | RequestFailed", ...]:
         """What it tells of single requests, in the order in which it happened to each."""
-        return (*self.reserved, *self.prompt_logprobs, *self.tokens, *self.failed)
+        return (*self.reserved, *self.prompt_logprobs, *self.tokens, *self.held, *self.failed)
 
 
 @dataclass(slots=True)
@@ -268,6 +292,7 @@ class UpdateBuilder:
     tokens: list[NewToken] = field(default_factory=list)
     failed: list[RequestFailed] = field(default_factory=list)
     prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
+    held: list[Held] = field(default_factory=list)
 
     def build(self) -> DecodeUpdate:
         """The gathered update."""
@@ -276,4 +301,5 @@ class UpdateBuilder:
             tuple(self.tokens),
             tuple(self.failed),
             prompt_logprobs=tuple(self.prompt_logprobs),
+            held=tuple(self.held),
         )

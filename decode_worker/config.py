@@ -2,13 +2,8 @@
 
 from dataclasses import dataclass
 
-from core.config import (
-    ClusterConfig,
-    DecodeConfig,
-    EngineConfig,
-    Mode,
-    TransferConfig,
-)
+from core.chaos import ChaosConfig
+from core.config import ClusterConfig, DecodeConfig, EngineConfig, Mode, TransferConfig
 from core.observing import TelemetryConfig
 from core.request import WorkerName
 from core.security import SecurityConfig
@@ -30,6 +25,7 @@ class DecodeWorkerConfig:
     transfer: TransferConfig
     drain_s: float
     security: SecurityConfig = SecurityConfig()
+    chaos: ChaosConfig = ChaosConfig()
     cores: tuple[int, ...] | None = None
     gpus: tuple[int, ...] | None = None
     telemetry: TelemetryConfig = TelemetryConfig()
@@ -49,6 +45,7 @@ class DecodeWorkerConfig:
             transfer=cluster.transfer,
             drain_s=cluster.router.drain_s,
             security=cluster.security,
+            chaos=cluster.chaos,
             cores=cluster.decode.cores_of(replica),
             gpus=cluster.decode.gpus_of(replica),
             telemetry=cluster.telemetry,

@@ -26,7 +26,7 @@ class Sequence:
 
     Invariants: it holds `reservation` from the grant until the worker gives it back;
     num_computed_tokens tokens have their KV in its blocks; once it runs, exactly the last token
-    has not.
+    has not. From hold_at tokens on it makes no further one. is_shipped: a handoff reads its blocks.
     """
 
     session_id: str
@@ -42,10 +42,17 @@ class Sequence:
     ready_s: float | None = None
     pace: Pace | BarePace | None = None
     is_ended: bool = False
+    hold_at: int | None = None
+    is_shipped: bool = False
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """Prompt and answer so far."""
+        return (*self.request.prompt_token_ids, *self.output_token_ids)
 
     @property
     def num_tokens(self) -> int:
-        """Prompt and answer so far."""
+        """How many those are."""
         return self.request.num_prompt_tokens + len(self.output_token_ids)
 
     @property
@@ -65,9 +72,25 @@ class Sequence:
         return self.ready_s is not None
 
     @property
+    def is_held(self) -> bool:
+        """It runs no further here: another worker is to go on with it."""
+        return self.hold_at is not None and self.num_tokens >= self.hold_at
+
+    def may_ship(self, request: Request) -> bool:
+        """Whether its KV cache may become that of `request`'s prompt at another worker."""
+        is_free = self.is_held and not self.is_shipped
+        return is_free and self.token_ids == request.prompt_token_ids
+
+    @property
+    def is_decoding(self) -> bool:
+        """Each step gives its next token."""
+        return self.is_running and not self.is_held
+
+    @property
     def is_runnable(self) -> bool:
         """Its next step waits for the device alone."""
-        return self.is_running or (self.is_local and self.reservation is not None)
+        is_read_here = self.is_local and self.reservation is not None and not self.is_running
+        return self.is_decoding or is_read_here
 
     @property
     def epoch(self) -> int:
@@ -79,6 +102,8 @@ class Sequence:
         """One word, as in BlockHolder."""
         if self.reservation is None:
             return "waiting"
+        if self.is_shipped:
+            return "pushing"
         if self.is_running:
             return "running"
         if self.is_local:
@@ -89,8 +114,8 @@ class Sequence:
         """What it holds, for the audit."""
         num_blocks = 0
         if self.reservation is not None:
-            # Shared blocks of an ended sequence are given back; only fresh ones are fenced.
-            is_fenced = self.is_ended
+            # Shared blocks of a handoff that failed are given back; only fresh ones are fenced.
+            is_fenced = self.is_ended and not self.is_shipped
             held = self.reservation.fresh_block_ids if is_fenced else self.reservation.block_ids
             num_blocks = len(held)
         return BlockHolder(

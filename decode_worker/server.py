@@ -7,13 +7,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 from core import telemetry
-from core.clock import MonotonicClock
+from core.clock import Clock, MonotonicClock
 from core.events.step_log import StepRecorder
 from core.model_path import find_model
 from core.worker import Role, WorkerInfo
 from decode_worker.config import DecodeWorkerConfig
 from decode_worker.limits import Limits
 from decode_worker.link import LinkServer
+from decode_worker.migration import Migrations
 from decode_worker.recording import recording_of
 from decode_worker.scheduler import Scheduler
 from decode_worker.service import DecodeService
@@ -23,12 +24,13 @@ from engine.device_thread import device_thread
 from engine.leader import Allocate, EngineSettings, running_engine
 from engine.runner import Runner
 from engine.shared_memory import SharedMemory
+from kv_link.link_pool import Identity, LinkPool
 from kv_transfer.backend import BackendKind, ReceiverBackend
 from kv_transfer.connection import has_rdma, open_backend
 from kv_transfer.cuda.nccl_pair import forbid_watchdog
 from kv_transfer.nixl import agent as nixl_agent
 from kv_transfer.shm import ShmBackend
-from twophase.credentials import internal_access
+from twophase.credentials import internal_access, internal_credentials
 from twophase.server import running_server
 from twophase.v1 import worker_pb2_grpc as pb_grpc
 
@@ -102,6 +104,35 @@ async def _serve(
 ) -> None:
     access = internal_access(config.security)
     clock = MonotonicClock()
+    worker = _worker(config, runner)
+    cache = runner.cache.kv_L2NSKD
+    links = LinkServer(worker.info, worker, cache, backends, config=config.transfer, clock=clock)
+    out = _links_out(config, worker.info, runner, clock)
+    async with (
+        out,
+        running_server(config.listen, access, stop_grace_s=STOP_GRACE_S) as server,
+    ):
+        migrations = Migrations(worker, out, clock)
+        service = DecodeService(worker, runner, links, migrations, device=device, clock=clock)
+        pb_grpc.add_WorkerServicer_to_server(service, server.grpc)
+        pb_grpc.add_DecodeWorkerServicer_to_server(service, server.grpc)
+        worker.address = await server.start()
+        async with asyncio.TaskGroup() as tasks:
+            loops = [
+                tasks.create_task(service.run_device()),
+                tasks.create_task(service.run_ticks()),
+            ]
+            on_ready(worker.address)
+            await stop.wait()
+            await service.drain(config.drain_s)
+            await server.stop()
+            for loop in loops:
+                loop.cancel()
+    if worker.recording.recorder is not None:
+        worker.recording.recorder.write()
+
+
+def _worker(config: DecodeWorkerConfig, runner: Runner) -> DecodeWorker:
     info = WorkerInfo(
         name=config.name,
         role=Role.DECODE,
@@ -129,29 +160,18 @@ async def _serve(
         recorder=StepRecorder(step_log, config.name) if step_log is not None else None,
     )
     worker.recording.counts.tally.total(telemetry.MODEL_LOAD).value = runner.load_s
-    links = LinkServer(
-        info,
-        worker,
-        runner.cache.kv_L2NSKD,
-        backends,
-        config=config.transfer,
-        clock=clock,
+    return worker
+
+
+def _links_out(
+    config: DecodeWorkerConfig, info: WorkerInfo, runner: Runner, clock: Clock
+) -> LinkPool:
+    """Links to other decode workers, for when this one stops."""
+    return LinkPool(
+        Identity(info.name, info.incarnation, info.layout),
+        runner.cache,
+        config.transfer,
+        clock,
+        credentials=internal_credentials(config.security),
+        chaos=config.chaos,
     )
-    service = DecodeService(info, worker, runner, links, device=device, clock=clock)
-    async with running_server(config.listen, access, stop_grace_s=STOP_GRACE_S) as server:
-        pb_grpc.add_WorkerServicer_to_server(service, server.grpc)
-        pb_grpc.add_DecodeWorkerServicer_to_server(service, server.grpc)
-        worker.address = await server.start()
-        async with asyncio.TaskGroup() as tasks:
-            loops = [
-                tasks.create_task(service.run_device()),
-                tasks.create_task(service.run_ticks()),
-            ]
-            on_ready(worker.address)
-            await stop.wait()
-            await service.drain(config.drain_s)
-            await server.stop()
-            for loop in loops:
-                loop.cancel()
-    if worker.recording.recorder is not None:
-        worker.recording.recorder.write()

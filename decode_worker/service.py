@@ -2,8 +2,9 @@
 
 Two kinds of streams meet here. A router's *session* brings commands and takes one message per
 step with the new tokens of all its requests; its end gives up everything that it asked for. A
-prefill worker's *link* brings KV caches (`link`). Both only change the state in `worker`; after
-each change `changed` sends what the sessions have to be told and wakes the device loop.
+sender's *link* brings KV caches (`link`). Both only change the state in `worker`; after each
+change `changed` sends what the sessions have to be told and wakes the device loop. When the worker
+stops, `Migrate` ships running answers to others (`migration`).
 
 Everything here runs in one event loop; only steps run in the device's thread.
 """
@@ -12,19 +13,28 @@ import asyncio
 import logging
 import os
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing, contextmanager
 
 from core.clock import Clock
 from core.errors import InvariantBroken, PeerLost, TwophaseError
 from core.request import RequestId, log_name
-from core.worker import CancelRequest, DecodeUpdate, Reserve, Role, WorkerInfo, WorkerStatus
+from core.worker import (
+    CancelRequest,
+    DecodeUpdate,
+    HoldRequest,
+    Reserve,
+    Role,
+    WorkerStatus,
+)
 from decode_worker.link import LinkServer
+from decode_worker.migration import Departure, Migrations
 from decode_worker.worker import DecodeWorker
 from engine.failed_steps import FailedSteps
 from engine.runner import Runner
 from twophase import event_wire, link_wire, status_wire, worker_wire
-from twophase.server import Context, readable, run_stream
+from twophase.server import Context, abort, readable, run_stream
 from twophase.v1 import worker_pb2 as pb
 from twophase.v1 import worker_pb2_grpc as pb_grpc
 
@@ -36,18 +46,18 @@ class DecodeService(pb_grpc.WorkerServicer, pb_grpc.DecodeWorkerServicer):
 
     def __init__(
         self,
-        info: WorkerInfo,
         worker: DecodeWorker,
         runner: Runner,
         links: LinkServer,
+        migrations: Migrations,
         *,
         device: ThreadPoolExecutor,
         clock: Clock,
     ) -> None:
-        self._info = info
         self._worker = worker
         self._runner = runner
         self._links = links
+        self._migrations = migrations
         self._device = device
         self._clock = clock
         self._work = asyncio.Event()
@@ -55,7 +65,7 @@ class DecodeService(pb_grpc.WorkerServicer, pb_grpc.DecodeWorkerServicer):
         self._is_ending = asyncio.Event()
         self._sessions: dict[str, asyncio.Queue[DecodeUpdate]] = {}
         self._log = logging.getLogger("twophase.decode_worker")
-        links.changed = self.changed
+        links.changed = migrations.changed = self.changed
 
     async def run_device(self) -> None:
         """Run steps while there is work; never returns, raises DeviceLost when all of them fail."""
@@ -94,7 +104,7 @@ class DecodeService(pb_grpc.WorkerServicer, pb_grpc.DecodeWorkerServicer):
             async with asyncio.timeout(limit_s):
                 await self._is_drained.wait()
         except TimeoutError:
-            self._log.warning("%d requests were not done in time", self._worker.num_known)
+            self._log.warning("%d requests were not done in time", self._worker.census.num_known)
         self._worker.hand_back(self._clock.now_s())
         self.changed()
         self._is_ending.set()
@@ -113,7 +123,7 @@ class DecodeService(pb_grpc.WorkerServicer, pb_grpc.DecodeWorkerServicer):
             if outbox is not None:
                 outbox.put_nowait(update)
         self._work.set()
-        if self._worker.is_draining and self._worker.num_known == 0:
+        if self._worker.is_draining and self._worker.census.num_known == 0:
             self._is_drained.set()
 
     async def Session(
@@ -121,17 +131,39 @@ class DecodeService(pb_grpc.WorkerServicer, pb_grpc.DecodeWorkerServicer):
         request_iterator: AsyncIterator[pb.DecodeCommand],
         context: Context,
     ) -> None:
-        session_id = uuid.uuid4().hex
-        outbox = self._sessions[session_id] = asyncio.Queue()
-        if self._worker.is_draining:
-            outbox.put_nowait(DecodeUpdate(is_draining=True))
-        try:
+        with self._session() as (session_id, outbox):
+            if self._worker.is_draining:
+                outbox.put_nowait(DecodeUpdate(is_draining=True))
             await run_stream(
                 context,
                 self._read(session_id, request_iterator),
                 _write_updates(outbox, context),
                 self._until_told(outbox),
             )
+
+    async def Migrate(self, request: pb.MigrateRequest, context: Context) -> None:
+        try:
+            departure = Departure(
+                RequestId(request.held_id),
+                worker_wire.request_from_wire(request.request, self._clock.now_s()),
+                worker_wire.reservation_from_wire(request.reservation),
+            )
+            with self._session() as (session_id, outbox):
+                shipping = self._migrations.ship(session_id, outbox, departure)
+                async with aclosing(shipping) as events:
+                    async for event in events:
+                        await context.write(worker_wire.prefill_event_to_wire(event))
+        except TwophaseError as error:
+            self._log.info("request %s was not moved: %s", request.held_id, error)
+            await abort(context, error)
+
+    @contextmanager
+    def _session(self) -> Iterator[tuple[str, asyncio.Queue[DecodeUpdate]]]:
+        """Yield who asks and what it is to be told; its end gives up all that it asked for."""
+        session_id = uuid.uuid4().hex
+        outbox = self._sessions[session_id] = asyncio.Queue()
+        try:
+            yield session_id, outbox
         finally:
             del self._sessions[session_id]
             self._worker.lose_session(session_id, self._clock.now_s())
@@ -162,6 +194,8 @@ class DecodeService(pb_grpc.WorkerServicer, pb_grpc.DecodeWorkerServicer):
                 self._worker.reserve(session_id, reserve, now_s)
             case CancelRequest(request_id):
                 self._worker.cancel(session_id, request_id, now_s)
+            case HoldRequest(request_id):
+                self._worker.hold(session_id, request_id, now_s)
         self.changed()
 
     async def Link(self, request_iterator: AsyncIterator[pb.LinkUp], context: Context) -> None:
@@ -186,7 +220,7 @@ class DecodeService(pb_grpc.WorkerServicer, pb_grpc.DecodeWorkerServicer):
         return pb.ListStepsResponse(steps=map(event_wire.step_to_wire, steps))
 
     async def GetInfo(self, request: pb.GetInfoRequest, context: Context) -> pb.WorkerInfo:
-        return worker_wire.info_to_wire(self._info, self._clock.now_s())
+        return worker_wire.info_to_wire(self._worker.info, self._clock.now_s())
 
     async def GetWorkerStatus(
         self, request: pb.GetWorkerStatusRequest, context: Context
@@ -202,10 +236,11 @@ class DecodeService(pb_grpc.WorkerServicer, pb_grpc.DecodeWorkerServicer):
     def status(self) -> WorkerStatus:
         """What the worker holds."""
         blocks, now_s = self._worker.pool.counts(), self._clock.now_s()
+        counts, sent = self._worker.census, self._migrations.links
         holders = self._worker.holders(now_s)
         waits_s = [holder.age_s for holder in holders if holder.state == "waiting"]
         return WorkerStatus(
-            name=self._info.name,
+            name=self._worker.info.name,
             role=Role.DECODE,
             address=self._worker.address,
             pid=os.getpid(),
@@ -214,21 +249,25 @@ class DecodeService(pb_grpc.WorkerServicer, pb_grpc.DecodeWorkerServicer):
             num_cached_blocks=blocks.cached,
             num_used_blocks=blocks.used,
             num_quarantined_blocks=blocks.quarantined,
-            num_waiting_requests=self._worker.num_waiting,
-            num_running_requests=self._worker.num_running,
-            num_reservations=self._worker.num_reservations,
-            num_open_transfers=self._worker.handoffs.num_open,
-            num_handler_tasks=self._worker.num_known,
+            num_waiting_requests=counts.num_waiting,
+            num_running_requests=counts.num_running,
+            num_reservations=counts.num_reservations,
+            num_open_transfers=self._worker.handoffs.num_open + sent.num_open_transfers,
+            num_handler_tasks=counts.num_known,
             num_steps=self._worker.num_steps,
             num_transfer_bytes=self._links.num_bytes,
-            num_waiting_prompt_tokens=self._worker.num_waiting_tokens,
-            kernels=self._info.kernels,
-            links=self._links.statuses,
+            num_waiting_prompt_tokens=counts.num_waiting_tokens,
+            kernels=self._worker.info.kernels,
+            links=(*self._links.statuses, *sent.statuses),
             quarantine_age_s=self._worker.handoffs.quarantine_age_s(now_s),
-            num_runnable_requests=self._worker.num_runnable,
+            num_runnable_requests=counts.num_runnable,
             is_draining=self._worker.is_draining,
             signals=self._worker.meter.signals(now_s, oldest_wait_s=max(waits_s, default=0.0)),
-            samples=tuple(self._worker.recording.counts.tally.samples(self._info.name)),
+            samples=tuple(
+                sample
+                for tally in (self._worker.recording.counts.tally, sent.tally)
+                for sample in tally.samples(self._worker.info.name)
+            ),
         )
 
 

@@ -6,7 +6,8 @@ The life of a request here:
    sequence is never preempted. A prompt's cached prefix is shared, not reserved again.
 2. Its KV cache arrives (`handoffs`), or its prompt is read here (`is_local`).
 3. `next_steps` and `apply`: one token per step, told to the router's session.
-4. It ends in one place, `_end`: blocks go back to the pool, or to quarantine while the writer of
+4. `hold` stops it, where another worker is to go on with it; `ship` gives it to who sends it.
+5. It ends in one place, `_end`: blocks go back to the pool, or to quarantine while the writer of
    an unfinished handoff is not fenced.
 
 Knows no clock, no socket and no thread: `service` brings the facts. Everything runs in the event
@@ -20,13 +21,15 @@ from core.errors import (
     DeadlineExceeded,
     InvalidRequest,
     PeerStopping,
+    TransferFailed,
     TransferFailure,
     TwophaseError,
 )
-from core.request import OutputToken, RequestId
+from core.request import OutputToken, Request, RequestId
 from core.worker import (
     BlockHolder,
     DecodeUpdate,
+    Held,
     NewToken,
     RequestFailed,
     Reserve,
@@ -34,6 +37,8 @@ from core.worker import (
     UpdateBuilder,
     WorkerInfo,
 )
+from decode_worker.census import Census
+from decode_worker.custody import Custody
 from decode_worker.handoff import Closed, Failed, Handoffs, Outcome, Proven
 from decode_worker.limits import Limits
 from decode_worker.meter import DecodeMeter
@@ -62,56 +67,30 @@ class DecodeWorker:
         self.pool = pool
         self.handoffs = Handoffs(info.layout)
         self.meter = DecodeMeter()
+        self.info = info
         self.recording = recording_of(is_on=True, token_bytes=info.layout.token_bytes)
         self.address = ""
         self.num_steps = 0
         self.is_draining = False
-        self._info = info
         self._scheduler = scheduler
         self._limits = limits
         self._sequences: dict[RequestId, Sequence] = {}
         self._waiting: list[Sequence] = []
-        self._is_grant_due = False
-        self._fencing: dict[tuple[RequestId, int], Sequence] = {}
+        self._custody = Custody(pool)
         self._in_step: list[tuple[Sequence, int]] = []
         self._step_started_s = 0.0
         self.steps = StepLog()
         self._updates: dict[str, UpdateBuilder] = defaultdict(UpdateBuilder)
 
     @property
-    def num_waiting(self) -> int:
-        """Requests without blocks yet."""
-        return len(self._waiting)
-
-    @property
-    def num_known(self) -> int:
-        """Requests that wait, receive, or run."""
-        return len(self._sequences)
-
-    @property
-    def num_running(self) -> int:
-        """Sequences whose prompt is complete."""
-        return sum(sequence.is_running for sequence in self._sequences.values())
-
-    @property
-    def num_runnable(self) -> int:
-        """Sequences whose next step waits for the device alone, or that are in one."""
-        return max(sum(s.is_runnable for s in self._sequences.values()), len(self._in_step))
-
-    @property
-    def num_reservations(self) -> int:
-        """Requests that hold blocks."""
-        return len(self._sequences) - len(self._waiting)
-
-    @property
-    def num_waiting_tokens(self) -> int:
-        """Prompt tokens that are still to be read here."""
-        return sum(s.num_remaining_prompt_tokens for s in self._sequences.values() if s.is_local)
+    def census(self) -> Census:
+        """How many requests stand where."""
+        return Census.of(self._sequences.values(), self._custody.left, len(self._in_step))
 
     def holders(self, now_s: float) -> list[BlockHolder]:
         """Every request that waits for blocks or holds some, quarantine included."""
-        sequences = [*self._sequences.values(), *self._fencing.values()]
-        return [sequence.holder(self._info.name, now_s) for sequence in sequences]
+        sequences = [*self._sequences.values(), *self._custody.left]
+        return [sequence.holder(self.info.name, now_s) for sequence in sequences]
 
     def reserve(self, session_id: str, command: Reserve, now_s: float) -> None:
         """Let a request wait for blocks, or refuse it; either is told to the session."""
@@ -124,7 +103,7 @@ class DecodeWorker:
             return self.refuse(session_id, request.request_id, error)
         self._sequences[request.request_id] = sequence
         self._waiting.append(sequence)
-        self._is_grant_due = True
+        self._custody.is_news = True
         self._grant(now_s)
 
     def refuse(self, session_id: str, request_id: RequestId, error: TwophaseError) -> None:
@@ -133,10 +112,48 @@ class DecodeWorker:
 
     def cancel(self, session_id: str, request_id: RequestId, now_s: float) -> None:
         """Give up a request of this session; nothing happens if it is not known."""
-        sequence = self._sequences.get(request_id)
-        if sequence is not None and sequence.session_id == session_id:
+        if (sequence := self._of_session(session_id, request_id)) is not None:
             self._end(sequence, now_s)
             self.settle(now_s)
+
+    def hold(self, session_id: str, request_id: RequestId, now_s: float) -> None:
+        """Stop an answer of this session where it is, and keep it; one that has none yet fails."""
+        sequence = self._of_session(session_id, request_id)
+        if sequence is None or sequence.is_held:
+            return
+        sequence.hold_at = sequence.num_tokens
+        if not sequence.is_running:
+            self._fail(sequence, PeerStopping(self.info.name), now_s)
+            self.settle(now_s)
+        elif not self._is_in_step(sequence):
+            self._updates[session_id].held.append(Held(request_id))
+
+    def ship(self, session_id: str, held_id: RequestId, request: Request) -> tuple[int, ...]:
+        """Give a held answer to the session that ships its KV cache, and make its next token.
+
+        The tokens so far are the prompt of `request`; the KV cache of all but the last is in the
+        returned blocks, which nobody else gets before `shipped`.
+
+        Raises:
+            TransferFailed: there is no such answer.
+        """
+        sequence = self._sequences.get(held_id)
+        if sequence is None or self._is_in_step(sequence) or not sequence.may_ship(request):
+            raise TransferFailed(
+                TransferFailure.REFUSED, f"{held_id} is not held with these tokens"
+            )
+        sequence.session_id = session_id
+        sequence.hold_at = sequence.num_tokens + 1
+        return self._custody.ship(session_id, sequence)
+
+    def shipped(self, session_id: str, now_s: float) -> None:
+        """The session's handoff is closed: what it shipped ends here. Idempotent."""
+        sequence = self._custody.try_end_shipping(session_id)
+        if sequence is not None and not sequence.is_ended:
+            self._end(sequence, now_s)
+        elif sequence is not None and not self._is_in_step(sequence):
+            self._custody.give_back(sequence)
+        self.settle(now_s)
 
     def lose_session(self, session_id: str, now_s: float) -> None:
         """The router is gone: give up everything that it asked for."""
@@ -149,7 +166,7 @@ class DecodeWorker:
     def hand_back(self, now_s: float) -> None:
         """Give up every request, since the worker is stopping; others may go on with them."""
         for sequence in list(self._sequences.values()):
-            self._fail(sequence, PeerStopping(self._info.name), now_s)
+            self._fail(sequence, PeerStopping(self.info.name), now_s)
         self.settle(now_s)
 
     def tick(self, now_s: float) -> None:
@@ -175,7 +192,7 @@ class DecodeWorker:
         Contract: not to be called again before `apply` or `step_failed`.
         """
         assert not self._in_step
-        running = [id_ for id_, sequence in self._sequences.items() if sequence.is_running]
+        running = [id_ for id_, sequence in self._sequences.items() if sequence.is_decoding]
         prompts = [
             Prompt(id_, sequence.num_remaining_prompt_tokens, sequence.request.is_scored)
             for id_, sequence in self._sequences.items()
@@ -198,7 +215,7 @@ class DecodeWorker:
         shares = zip(in_step, result.token_ids, strict=True)
         for i, ((sequence, num_tokens), token_id) in enumerate(shares):
             if sequence.is_ended:
-                self._give_back(sequence)
+                self._custody.give_back(sequence)
                 continue
             slot_wait_s = sequence.try_begin_decode(self._step_started_s, self.recording.pace)
             if slot_wait_s is not None:
@@ -211,6 +228,8 @@ class DecodeWorker:
                 self._fail(sequence, result.failures[i], now_s)
             if token_id is not None:
                 self._take_token(sequence, OutputToken(token_id, result.logprobs.get(i)), now_s)
+            if sequence.is_held and not sequence.is_ended:
+                self._updates[sequence.session_id].held.append(Held(sequence.request.request_id))
         self._grant(now_s)
 
     def step_failed(self, error: TwophaseError, now_s: float) -> None:
@@ -218,7 +237,7 @@ class DecodeWorker:
         in_step, self._in_step = self._in_step, []
         for sequence, _ in in_step:
             if sequence.is_ended:
-                self._give_back(sequence)
+                self._custody.give_back(sequence)
             else:
                 self._fail(sequence, error, now_s)
         self._grant(now_s)
@@ -231,10 +250,10 @@ class DecodeWorker:
     def _check(self, command: Reserve) -> None:
         request = command.request
         if self.is_draining:
-            raise PeerStopping(self._info.name)
+            raise PeerStopping(self.info.name)
         if request.request_id in self._sequences:
             raise InvalidRequest("request_id", request.request_id, "is in use")
-        self._limits.check(request, self.pool.num_blocks * self.pool.block_size, self.num_waiting)
+        self._limits.check(request, self.pool.num_blocks * self.pool.block_size, len(self._waiting))
 
     def _settle(self, outcome: Outcome, now_s: float) -> None:
         match outcome:
@@ -245,12 +264,12 @@ class DecodeWorker:
                 if sequence is not None and sequence.epoch == outcome.epoch:
                     self._fail(sequence, outcome.error, now_s)
             case Closed():
-                self._fenced(outcome)
+                self._custody.lift(outcome.request_id, outcome.epoch)
 
     def _grant(self, now_s: float) -> None:
-        if not self._is_grant_due:
+        if not self._custody.is_news:
             return  # nothing was freed and nobody came: no need to look every prompt up again
-        self._is_grant_due = False
+        self._custody.is_news = False
         for sequence in list(self._waiting):
             if self._try_grant(sequence, now_s):
                 self._waiting.remove(sequence)
@@ -261,14 +280,14 @@ class DecodeWorker:
         request = sequence.request
         shared = self.pool.match_prefix(sequence.cacheable_token_ids)
         # The KV of the last token is never written: nothing comes after it.
-        num_blocks = self._info.layout.num_blocks(request.max_num_tokens - 1)
+        num_blocks = self.info.layout.num_blocks(request.max_num_tokens - 1)
         reservation = self.pool.reserve(num_blocks - len(shared), shared=shared)
         if reservation is None:
             return False
         sequence.reservation = reservation
         sequence.granted_s = now_s
         self.meter.waited(now_s - sequence.received_s, now_s)
-        remote = sequence.remote(self._info, self.address)
+        remote = sequence.remote(self.info, self.address)
         if sequence.is_local:
             sequence.num_cached_tokens = sequence.num_computed_tokens = remote.num_shared_tokens
         else:
@@ -282,7 +301,7 @@ class DecodeWorker:
         sequence.num_computed_tokens = request.num_prompt_tokens
         sequence.output_token_ids.append(proven.first_token_id)
         sequence.ready_s = now_s
-        self._publish(sequence)
+        self._custody.publish(sequence)
         if request.finish_reason(proven.first_token_id, 1) is not None:
             self._end(sequence, now_s)
 
@@ -295,7 +314,7 @@ class DecodeWorker:
         if not sequence.is_running:
             sequence.ready_s = now_s
             prefill = sequence.prefill_report(now_s)
-            self._publish(sequence)
+            self._custody.publish(sequence)
         finish_reason = request.finish_reason(token.token_id, index + 1)
         done = None if finish_reason is None else sequence.done(finish_reason)
         self._updates[sequence.session_id].tokens.append(
@@ -314,36 +333,17 @@ class DecodeWorker:
         sequence.is_ended = True
         if sequence.reservation is None:
             self._waiting.remove(sequence)
-            self._is_grant_due = True
+            self._custody.is_news = True
         elif not sequence.is_local and not sequence.is_running:
-            self._fence(sequence, now_s)
-        elif all(sequence is not other for other, _ in self._in_step):
-            self._give_back(sequence)
+            self._custody.quarantine(sequence)
+            request_id, epoch = sequence.request.request_id, sequence.epoch
+            self.handoffs.abort(request_id, epoch, TransferFailure.ABORTED, now_s)
+        elif not self._is_in_step(sequence):
+            self._custody.give_back(sequence)
 
-    def _fence(self, sequence: Sequence, now_s: float) -> None:
-        """Quarantine the blocks of an unfinished handoff; `_fenced` frees them."""
-        assert sequence.reservation is not None
-        request_id, epoch = sequence.request.request_id, sequence.epoch
-        self.pool.quarantine(sequence.reservation.fresh_block_ids)
-        self.pool.release(sequence.reservation.block_ids[: sequence.reservation.num_shared])
-        self._fencing[request_id, epoch] = sequence
-        self.handoffs.abort(request_id, epoch, TransferFailure.ABORTED, now_s)
+    def _of_session(self, session_id: str, request_id: RequestId) -> Sequence | None:
+        sequence = self._sequences.get(request_id)
+        return sequence if sequence is not None and sequence.session_id == session_id else None
 
-    def _fenced(self, closed: Closed) -> None:
-        sequence = self._fencing.pop((closed.request_id, closed.epoch))
-        assert sequence.reservation is not None
-        self.pool.lift_quarantine(sequence.reservation.fresh_block_ids)
-        self._is_grant_due = True
-
-    def _publish(self, sequence: Sequence) -> None:
-        assert sequence.reservation is not None
-        request = sequence.request
-        token_ids = [*request.prompt_token_ids, *sequence.output_token_ids]
-        self._is_grant_due = True  # a waiting prompt may share what is findable now
-        self.pool.publish(token_ids, sequence.reservation.block_ids, sequence.num_computed_tokens)
-
-    def _give_back(self, sequence: Sequence) -> None:
-        assert sequence.reservation is not None
-        self._publish(sequence)
-        self.pool.release(sequence.reservation.block_ids)
-        self._is_grant_due = True
+    def _is_in_step(self, sequence: Sequence) -> bool:
+        return any(sequence is other for other, _ in self._in_step)

@@ -5,18 +5,9 @@ Pure: facts and times in, `Signals` out. Each value is noted where it happens: w
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from core.signals import Signals, Window
-
-
-@dataclass(frozen=True, slots=True)
-class LinkLoad:
-    """One link: bytes that decode has not acknowledged, what it carried, and carries when busy."""
-
-    num_in_flight_bytes: int
-    bytes_per_s: float | None
-    max_bytes_per_s: float | None
+from kv_link.link import LinkLoad
 
 
 class PrefillMeter:

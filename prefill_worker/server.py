@@ -15,9 +15,9 @@ from engine.block_pool import BlockPool
 from engine.device_thread import device_thread
 from engine.leader import EngineSettings, running_engine
 from engine.runner import Runner
+from kv_link.link_pool import Identity, LinkPool
 from kv_transfer.cuda.nccl_pair import forbid_watchdog
 from prefill_worker.config import PrefillWorkerConfig
-from prefill_worker.link_pool import Identity, LinkPool
 from prefill_worker.service import PrefillService
 from prefill_worker.worker import PrefillWorker
 from twophase.credentials import internal_access, internal_credentials

@@ -1,7 +1,7 @@
 """gRPC in, core types out: the prefill worker's server and the loop that feeds its device.
 
 The life of a prompt through this module is `PrefillService._prefill`, a few lines: wait and
-compute (`worker`), push what is computed (`link`), tell the router the first token and the end.
+compute (`worker`), push what is computed (`kv_link`), tell the router the first token and the end.
 Cancelling the call, or any failure, leaves through the same `finally`: the handoff is closed
 first, so that nobody reads the blocks any more, then the blocks go back.
 
@@ -20,8 +20,6 @@ from core.errors import (
     InvariantBroken,
     PeerLost,
     PeerStopping,
-    TransferFailed,
-    TransferFailure,
     TwophaseError,
 )
 from core.request import Request, RequestId, log_name
@@ -36,8 +34,8 @@ from core.worker import (
 )
 from engine.failed_steps import FailedSteps
 from engine.runner import Runner
-from prefill_worker.link import Handoff
-from prefill_worker.link_pool import LinkPool
+from kv_link.link import Handoff
+from kv_link.link_pool import LinkPool
 from prefill_worker.worker import Computed, PrefillWorker
 from twophase import status_wire, worker_wire
 from twophase.server import Context, abort
@@ -129,7 +127,6 @@ class PrefillService(pb_grpc.WorkerServicer, pb_grpc.PrefillWorkerServicer):
     ) -> AsyncGenerator[PrefillEvent, None]:
         if self._is_draining:
             raise PeerStopping(self._info.name)
-        _require_same_prompt(request, reservation)
         self._worker.add(request, self._clock.now_s())
         progress = self._progress[request.request_id] = asyncio.Queue()
         self._work.set()
@@ -143,10 +140,11 @@ class PrefillService(pb_grpc.WorkerServicer, pb_grpc.PrefillWorkerServicer):
                 computed = await progress.get()
                 if isinstance(computed, TwophaseError):
                     raise computed
-                handoff.computed(computed)
+                first = computed.first_token
+                first_token_id = None if first is None else first.token_id
+                handoff.computed(computed.num_tokens, computed.block_ids, first_token_id)
                 if computed.prompt_logprobs:
                     yield PromptLogprobs(request.request_id, computed.prompt_logprobs)
-                first = computed.first_token
                 if first is not None and computed.report is not None:
                     yield FirstToken(first.token_id, computed.report, first.logprobs)
                     is_prompt_done = True
@@ -231,19 +229,11 @@ class PrefillService(pb_grpc.WorkerServicer, pb_grpc.PrefillWorkerServicer):
         for computed in self._worker.layer_computed(num_layers):
             handoff = self._handoffs.get(computed.request_id)
             if handoff is not None:
-                handoff.layers_computed(computed)
+                handoff.layers_computed(
+                    computed.num_tokens, computed.num_layers, computed.block_ids
+                )
 
     def _tell(self, request_id: RequestId, progress: Computed | TwophaseError) -> None:
         queue = self._progress.get(request_id)
         if queue is not None:
             queue.put_nowait(progress)
-
-
-def _require_same_prompt(request: Request, reservation: RemoteReservation) -> None:
-    """Refuse a KV cache that decode would take for that of another prompt of as many blocks."""
-    if request.prompt_digest != reservation.prompt_digest:
-        raise TransferFailed(
-            TransferFailure.REFUSED,
-            f"the prompt of {request.num_prompt_tokens} tokens is not the one for which "
-            f"{reservation.decode_worker} reserved blocks",
-        )

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from core.completion import Completion
-from core.errors import InvariantBroken, TwophaseError
+from core.errors import InvariantBroken, PeerStopping, TwophaseError
 from core.request import (
     FinishReason,
     Logprobs,
@@ -27,6 +27,7 @@ from core.request_state import Progress, RequestState
 from core.timeline import DecodeReport, PrefillReport, TransferReport
 from core.worker import (
     FirstToken,
+    Held,
     NewToken,
     PromptLogprobs,
     RemoteReservation,
@@ -51,6 +52,7 @@ Event = (
     | FirstToken
     | TransferReport
     | NewToken
+    | Held
     | RequestFailed
     | PrefillFailed
 )
@@ -168,9 +170,11 @@ class Answer:
                 self._is_prefill_lost = True
                 if not self._is_decoded_from_moved_kv:
                     return self._failure(event.error, is_from_prefill=True)
-            case RequestFailed():
+            case RequestFailed() | Held():
                 self._is_prefill_lost = True
-                return self._failure(event.error, is_from_prefill=False)
+                stops = PeerStopping(self.workers[1])
+                error = event.error if isinstance(event, RequestFailed) else stops
+                return self._failure(error, is_from_prefill=False)
         return None
 
     def _failure(self, error: TwophaseError, *, is_from_prefill: bool) -> Failure | None:

@@ -3,9 +3,10 @@
 `Dispatcher.run` waits for workers (`placing`), has decode reserve blocks, has prefill compute and
 ship the KV cache, and hands each token to `deliver` exactly once and in order, until the answer is
 complete. When a worker fails the request, `recovery` says whether another attempt is made; it goes
-on from the last emitted token. Whatever happens, leaving an attempt gives back what it held: the
-decode worker is told to cancel (harmless after the end), the prefill call is cancelled, the mailbox
-is gone.
+on from the last emitted token. The KV cache for that may come from a decode worker that stops, as
+from a prefill worker. Whatever happens, leaving an attempt gives back what it held: the decode
+worker is told to cancel (harmless after the end), unless it keeps the KV cache for the next
+attempt, the prefill call is cancelled, the mailbox is gone.
 
 Runs in the router's event loop. Knows token ids, no text; knows workers, no sockets.
 """
@@ -13,7 +14,8 @@ Runs in the router's event loop. Knows token ids, no text; knows workers, no soc
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
+from dataclasses import replace
 
 from core.clock import Clock
 from core.completion import Completion
@@ -21,15 +23,16 @@ from core.config import OnFailure
 from core.errors import DeadlineExceeded, PeerLost, TransferFailed, TwophaseError
 from core.request import OutputToken, Request
 from core.signals import Demand
-from core.worker import RemoteReservation, Reserve, Reserved
-from router.answer import Answer, PrefillFailed
+from core.timeline import TransferReport
+from core.worker import CancelRequest, Held, RemoteReservation, Reserve, Reserved
+from router.answer import Answer, Event, PrefillFailed
 from router.members.fleet import Fleet
-from router.members.member import Mailbox
+from router.members.member import DecodeMember, Mailbox
 from router.placing.knowledge import Lease
 from router.placing.line import Placing
 from router.placing.placement import Placement
 from router.policy import DispatchPolicy
-from router.recovery import Failure, Recovery
+from router.recovery import Failure, Origin, Recovery
 from router.totals import KvCounters
 
 Deliver = Callable[[list[OutputToken]], Awaitable[int | None]]
@@ -108,15 +111,16 @@ class Dispatcher:
         on_failure = self._policy.on_failure if placement is None else OnFailure.FAIL
         recovery = Recovery(on_failure, self._policy.max_attempts)
         try:
-            async with asyncio.timeout(request.deadline_s - self._clock.now_s()):
+            timeout_s = request.deadline_s - self._clock.now_s()
+            async with asyncio.timeout(timeout_s), AsyncExitStack() as held:
                 while not answer.is_complete:
                     async with self._placing.placed(answer, recovery, placement) as lease:
                         failure = await self._attempt(answer, deliver, lease)
+                        await held.aclose()  # what it fetched, if it did
                         if failure is not None:
+                            held.callback(self._let_go, failure.origin)
                             self._fleet.blame(lease.placement, failure)
-                            self._note(
-                                answer, failure, lease.placement, is_probe=placement is not None
-                            )
+                            self._note(answer, failure, lease, is_probe=placement is not None)
                             recovery.failed(failure, lease.placement)
         except TimeoutError as error:
             detail = f"request {request.request_id} was not done within its deadline"
@@ -132,7 +136,7 @@ class Dispatcher:
         except PeerLost as error:
             answer.fail(error, self._clock.now_s())
             return Failure(error, is_from_prefill=False)
-        mailbox = Mailbox(self._clock)
+        mailbox = Mailbox(self._clock, request.num_prompt_tokens)
         with decode.serving(request), decode.receiving(request.request_id, mailbox):
             decode.send(Reserve(request, prefill_locally=placement.prefill is None))
             async with self._prefilling(request, placement, mailbox) as start_prefill:
@@ -152,18 +156,26 @@ class Dispatcher:
                             answer.stop(len(tokens) - num_last)
                     if failure is not None and not answer.is_complete:
                         answer.fail(failure.error, self._clock.now_s())
-                        return failure
+                        return replace(failure, origin=_try_keep(decode, mailbox, event))
         return None
 
-    def _note(
-        self, answer: Answer, failure: Failure, placement: Placement, *, is_probe: bool
-    ) -> None:
+    def _let_go(self, origin: Origin | None) -> None:
+        """Nobody fetches that KV cache any more; it may have been fetched."""
+        if origin is not None:
+            with suppress(PeerLost):
+                self._fleet.decode(origin.decode).send(CancelRequest(origin.held_id))
+
+    def _note(self, answer: Answer, failure: Failure, lease: Lease, *, is_probe: bool) -> None:
         """Count it, and after a failed handoff have the next probe tell whether any can succeed."""
         if is_probe:
             return  # its own failure must not call for the next probe at once
-        self._log.warning(
-            "request %s: an attempt failed: %s", answer.request.log_name, failure.error
-        )
+        name, placement = answer.request.log_name, lease.placement
+        if failure.origin is not None:
+            self._log.info("request %s leaves %s", name, failure.origin.decode)
+            return
+        if placement.held_id is not None and lease.work and not lease.work.is_shipped:
+            self._counters.migration_failed(failure.error)
+        self._log.warning("request %s: an attempt failed: %s", name, failure.error)
         self._counters.attempt_failed(placement, failure.error)
         if isinstance(failure.error, TransferFailed):
             self._fleet.announce()
@@ -197,12 +209,27 @@ class Dispatcher:
         self._num_prefill_calls += 1
         try:
             worker = self._fleet.prefill(placement.prefill)
+            if placement.held_id is None:
+                asked = worker.peer.prefill(request, reservation)
+            else:
+                asked = worker.peer.migrate(placement.held_id, request, reservation)
             with worker.serving(request):
-                async with aclosing(worker.peer.prefill(request, reservation)) as events:
+                async with aclosing(asked) as events:
                     async for event in events:
                         mailbox.put(event)
+                        if isinstance(event, TransferReport) and placement.held_id is not None:
+                            self._counters.migrated(event.num_bytes)
             worker.breaker.succeeded()
         except TwophaseError as error:
             mailbox.put(PrefillFailed(error))
         finally:
             self._num_prefill_calls -= 1
+
+
+def _try_keep(decode: DecodeMember, mailbox: Mailbox, last: Event) -> Origin | None:
+    """Where the next attempt may fetch the KV cache, if `last` says that it is held there."""
+    if not isinstance(last, Held):
+        return None
+    mailbox.is_held = True
+    info = decode.info
+    return Origin(info.name, info.incarnation, info.layout, last.request_id)

@@ -6,6 +6,9 @@ were already emitted, so the stream goes on where it stopped. Who is avoided:
 - the prefill worker whose call failed, or whose KV cache did not arrive;
 - the decode worker that gave the request up for any other reason, or was lost.
 
+A decode worker that stops may hold the answer's KV cache: then the next attempt fetches it there,
+and only that one. That is no failure.
+
 A prefill worker that is avoided, or dead, is made up for by another, else by the decode worker,
 which then reads the prompt itself; a decode worker can only be made up for by another one. A
 worker that comes back is a new incarnation and is not avoided.
@@ -25,6 +28,8 @@ from core.errors import (
     TransferFailed,
     TwophaseError,
 )
+from core.layout import KVLayout
+from core.request import RequestId, WorkerName
 from router.placing.placement import DecodeLoad, Placement, PrefillLoad
 
 # The request itself is at fault, or its time is over: no other worker would do better.
@@ -32,11 +37,28 @@ FINAL = (InvalidRequest, DeadlineExceeded, Cancelled, InvariantBroken)
 
 
 @dataclass(frozen=True, slots=True)
+class Origin:
+    """A decode worker that stops and holds an answer's KV cache, under the id `held_id`.
+
+    It does so until the cache was fetched, or it is told to cancel that id.
+    """
+
+    decode: WorkerName
+    incarnation: str
+    layout: KVLayout
+    held_id: RequestId
+
+
+@dataclass(frozen=True, slots=True)
 class Failure:
-    """Why one attempt ended without the whole answer, and whose word that is."""
+    """Why one attempt ended without the whole answer, and whose word that is.
+
+    origin: the worker did not fail it, but holds its KV cache for the next one.
+    """
 
     error: TwophaseError
     is_from_prefill: bool
+    origin: Origin | None = None
 
 
 @dataclass(slots=True)
@@ -44,13 +66,14 @@ class Recovery:
     """Attempts of one request.
 
     Invariants: at most `max_attempts` fail, those that a stopping worker handed over not counted; a
-    worker that failed one is not in the next.
+    worker that failed one is not in the next. origin is where the next one may fetch its KV cache.
     """
 
     on_failure: OnFailure
     max_attempts: int
     failures: list[str] = field(default_factory=list)
     last_error: TwophaseError | None = None
+    origin: Origin | None = None
     _num_failed: int = 0
     _avoided: set[str] = field(default_factory=set)
 
@@ -63,8 +86,9 @@ class Recovery:
         """Note a failed attempt; raises its error when there must not be another."""
         error = failure.error
         pair = f"{placement.prefill or placement.decode} to {placement.decode}"
-        self.failures.append(f"{pair}: {error}")
-        self.last_error = error
+        if failure.origin is None:
+            self.failures.append(f"{pair}: {error}")
+        self.last_error, self.origin = error, failure.origin
         # A worker that stops in order hands over what it has: nothing went wrong with the request.
         self._num_failed += not isinstance(error, PeerStopping)
         may_go_on = self.on_failure is OnFailure.RESUME and not isinstance(error, FINAL)

@@ -13,6 +13,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from core.clock import MonotonicClock
+from core.config import OnDrain
 from core.model_path import find_model
 from router.admin_service import AdminService
 from router.codec import Codec
@@ -72,6 +73,7 @@ async def serve(
             worker_timeout_s=config.router.worker_timeout_s,
             wedged_after_s=config.router.wedged_after_s,
             warm_s=config.router.warm_s,
+            may_migrate=config.router.on_drain is OnDrain.MIGRATE,
             credentials=internal_credentials(config.security),
         ) as fleet,
         Dispatcher(fleet, config.dispatch, counters, clock) as dispatcher,

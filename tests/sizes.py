@@ -12,8 +12,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = (
-    "core", "proto/twophase", "engine", "kv_transfer", "prefill_worker", "decode_worker",
-    "router", "deploy", "bench",
+    "core", "proto/twophase", "engine", "kv_transfer", "kv_link", "prefill_worker",
+    "decode_worker", "router", "deploy", "bench",
 )  # fmt: skip
 MAX_FILE_LINES = 350
 MAX_PACKAGE_CODE_LINES = 2000

@@ -14,6 +14,7 @@ PACKAGES = (
     "proto/twophase",
     "engine",
     "kv_transfer",
+    "kv_link",
     "prefill_worker",
     "decode_worker",
     "router",

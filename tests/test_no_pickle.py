@@ -9,7 +9,16 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("core", "engine", "kv_transfer", "prefill_worker", "decode_worker", "router", "deploy")
+PACKAGES = (
+    "core",
+    "engine",
+    "kv_transfer",
+    "kv_link",
+    "prefill_worker",
+    "decode_worker",
+    "router",
+    "deploy",
+)
 MODULES = {"pickle", "cloudpickle", "dill", "marshal", "shelve", "multiprocessing"}
 LOADS = {"torch.load", "yaml.load", "numpy.load", "np.load"}
 # The collectives of torch.distributed that carry Python objects.

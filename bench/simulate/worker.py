@@ -16,8 +16,9 @@ from core.worker import Role, WorkerInfo
 from decode_worker import scheduler as decoding
 from decode_worker.meter import DecodeMeter
 from deploy.autoscaler.facts import Load
+from kv_link.link import LinkLoad
 from prefill_worker import scheduler as reading
-from prefill_worker.meter import LinkLoad, PrefillMeter
+from prefill_worker.meter import PrefillMeter
 
 Tell = Callable[[Trip], None]
 

@@ -34,6 +34,12 @@ def status(address: Address = DEFAULT_ADDRESS) -> None:
         f"at decode, {kv.num_local_prefill_tokens} computed at decode; handoffs: "
         f"{kv.num_sealed_handoffs} sealed, {kv.num_failed_handoffs} failed"
     )
+    if kv.num_migrations or kv.failed_migrations:
+        failed = ", ".join(f"{count} failed ({why})" for why, count in kv.failed_migrations)
+        out.print(
+            f"running answers moved between decode workers: {kv.num_migrations} with "
+            f"{kv.num_migrated_bytes / 1e6:.1f} MB of KV cache{', ' * bool(failed)}{failed}"
+        )
     for worker in cluster.workers:
         for link in worker.links if worker.role == "prefill" else ():
             out.print(

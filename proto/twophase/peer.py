@@ -16,7 +16,7 @@ from core.errors import Cancelled, PeerLost, TwophaseError, Unauthenticated
 from core.events.clock_offset import ClockOffset, WorkerClock
 from core.events.step import StepFacts
 from core.link import LinkDown, LinkUp
-from core.request import Request, WorkerName
+from core.request import Request, RequestId, WorkerName
 from core.worker import (
     BlockHolder,
     DecodeCommand,
@@ -192,7 +192,7 @@ class Peer:
             message = await self._decode.ListSteps(request, timeout=timeout_s)
             return [event_wire.step_from_wire(step, self.worker_clock) for step in message.steps]
 
-    async def prefill(
+    def prefill(
         self, request: Request, reservation: RemoteReservation
     ) -> AsyncGenerator[PrefillEvent, None]:
         """FirstToken, then TransferReport; closing the iterator cancels the prefill."""
@@ -201,7 +201,27 @@ class Peer:
             request=worker_wire.request_to_wire(request, now_s),
             reservation=worker_wire.reservation_to_wire(reservation),
         )
-        call = self._prefill.Prefill(message, timeout=max(request.deadline_s - now_s, 0.0))
+        timeout_s = max(request.deadline_s - now_s, 0.0)
+        return self._events(lambda: self._prefill.Prefill(message, timeout=timeout_s))
+
+    def migrate(
+        self, held_id: RequestId, request: Request, reservation: RemoteReservation
+    ) -> AsyncGenerator[PrefillEvent, None]:
+        """As `prefill`, of a decode worker that holds the KV cache under that id."""
+        now_s = self._clock.now_s()
+        message = pb.MigrateRequest(
+            request=worker_wire.request_to_wire(request, now_s),
+            reservation=worker_wire.reservation_to_wire(reservation),
+            held_id=held_id,
+        )
+        timeout_s = max(request.deadline_s - now_s, 0.0)
+        return self._events(lambda: self._decode.Migrate(message, timeout=timeout_s))
+
+    async def _events(
+        self,
+        start: Callable[[], Any],  # Any: grpc's call
+    ) -> AsyncGenerator[PrefillEvent, None]:
+        call = start()
         try:
             with _core_errors(self.address):
                 async for event in call:

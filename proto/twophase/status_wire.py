@@ -155,6 +155,9 @@ def kv_totals_to_wire(totals: KvTotals) -> admin_pb2.KvTotals:
         num_local_prefill_tokens=totals.num_local_prefill_tokens,
         num_sealed_handoffs=totals.num_sealed_handoffs,
         num_failed_handoffs=totals.num_failed_handoffs,
+        num_migrations=totals.num_migrations,
+        num_migrated_bytes=totals.num_migrated_bytes,
+        failed_migrations=dict(totals.failed_migrations),
     )
 
 
@@ -166,4 +169,7 @@ def kv_totals_from_wire(message: admin_pb2.KvTotals) -> KvTotals:
         num_local_prefill_tokens=message.num_local_prefill_tokens,
         num_sealed_handoffs=message.num_sealed_handoffs,
         num_failed_handoffs=message.num_failed_handoffs,
+        num_migrations=message.num_migrations,
+        num_migrated_bytes=message.num_migrated_bytes,
+        failed_migrations=tuple(sorted(message.failed_migrations.items())),
     )

@@ -16,6 +16,8 @@ from core.worker import (
     DecodeDone,
     DecodeUpdate,
     FirstToken,
+    Held,
+    HoldRequest,
     NewToken,
     PrefillEvent,
     PromptLogprobs,
@@ -261,6 +263,8 @@ def command_to_wire(command: DecodeCommand, now_s: float) -> pb.DecodeCommand:
                 prefill_locally=command.prefill_locally,
             )
         )
+    if isinstance(command, HoldRequest):
+        return pb.DecodeCommand(hold=pb.WireHold(request_id=command.request_id))
     return pb.DecodeCommand(cancel=pb.WireCancel(request_id=command.request_id))
 
 
@@ -270,6 +274,8 @@ def command_from_wire(message: pb.DecodeCommand, now_s: float) -> DecodeCommand:
         return Reserve(
             request_from_wire(message.reserve.request, now_s), message.reserve.prefill_locally
         )
+    if message.HasField("hold"):
+        return HoldRequest(RequestId(message.hold.request_id))
     return CancelRequest(RequestId(message.cancel.request_id))
 
 
@@ -287,6 +293,7 @@ def update_to_wire(update: DecodeUpdate) -> pb.DecodeUpdate:
         ],
         is_draining=update.is_draining,
         prompt_logprobs=map(_prompt_logprobs_to_wire, update.prompt_logprobs),
+        held=[pb.Held(request_id=held.request_id) for held in update.held],
     )
 
 
@@ -304,6 +311,7 @@ def update_from_wire(message: pb.DecodeUpdate, clock: WorkerClock = OWN_CLOCK) -
         ),
         is_draining=message.is_draining,
         prompt_logprobs=tuple(map(_prompt_logprobs_from_wire, message.prompt_logprobs)),
+        held=tuple(Held(RequestId(held.request_id)) for held in message.held),
     )
 
 

@@ -45,6 +45,7 @@ class Fleet:
         worker_timeout_s: float,
         wedged_after_s: float,
         warm_s: float = 0.0,
+        may_migrate: bool = True,
         credentials: Credentials = Credentials(),
     ) -> None:
         self.changed = asyncio.Event()
@@ -52,6 +53,7 @@ class Fleet:
         self._worker_timeout_s = worker_timeout_s
         self._wedged_after_s = wedged_after_s
         self._warm_s = warm_s
+        self._may_migrate = may_migrate
         self._credentials = credentials
         self._members: dict[WorkerName, Member] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -299,12 +301,11 @@ class Fleet:
 
     def _relieve(self) -> None:
         """Hand over what stopping decode workers have, each if one like it can go on."""
-        now_s = self._clock.now_s()
-        members = self._decode_members()
+        members, now_s = self._decode_members(), self._clock.now_s()
         layouts = [member.info.layout for member in members if member.is_usable(now_s)]
         for member in members:
             if member.is_draining and member.info.layout in layouts:
-                member.hand_over()
+                member.hand_over(may_migrate=self._may_migrate)
 
     async def _until_lost(self, member: Member) -> None:
         """Return when the worker ends its session; raise PeerLost when it is stuck or gone."""

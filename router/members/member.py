@@ -16,6 +16,7 @@ from core.worker import (
     CancelRequest,
     DecodeCommand,
     DecodeUpdate,
+    HoldRequest,
     NewToken,
     RequestFailed,
     WorkerInfo,
@@ -27,12 +28,22 @@ from router.members.progress import StepWatch
 from router.placing.placement import DecodeLoad, PrefillLoad
 from twophase.peer import Duplex, Peer
 
+# To read fewer again takes no longer than to fetch them.
+MIN_MIGRATED_TOKENS = 64
+
 
 class Mailbox:
-    """All that workers say about one request, in order of arrival."""
+    """All that workers say about one request, in order of arrival.
 
-    def __init__(self, clock: Clock) -> None:
+    num_tokens: of its prompt, and those that its decode worker made; has_token: it made some.
+    is_leaving: that worker stops. is_held: its KV cache stays there after the mailbox is gone.
+    """
+
+    def __init__(self, clock: Clock, num_prompt_tokens: int = 0) -> None:
+        self.num_tokens = num_prompt_tokens
         self.has_token = False
+        self.is_leaving = False
+        self.is_held = False
         self._clock = clock
         self._queue: asyncio.Queue[tuple[Event, float]] = asyncio.Queue()
 
@@ -120,14 +131,16 @@ class DecodeMember(Member):
     def receiving(self, request_id: RequestId, mailbox: Mailbox) -> Iterator[None]:
         """Put what the worker says about the request into `mailbox`; cancel it at the end.
 
-        The cancel is harmless when the worker knows the request no more.
+        The cancel is harmless when the worker knows the request no more. One that is held is not
+        cancelled: whoever set `is_held` does that.
         """
         self._mailboxes[request_id] = mailbox
         try:
             yield
         finally:
             del self._mailboxes[request_id]
-            self.send(CancelRequest(request_id))
+            if not mailbox.is_held:
+                self.send(CancelRequest(request_id))
 
     async def read(self, clock: Clock, on_draining: Callable[[], None]) -> None:
         """Hand out updates until the session ends; raises PeerLost when it breaks."""
@@ -141,20 +154,30 @@ class DecodeMember(Member):
                 on_draining()
 
     def _hand_out(self, event: Event, mailbox: Mailbox) -> None:
-        if isinstance(event, NewToken) and not mailbox.has_token:
-            mailbox.has_token = True
-            self.breaker.succeeded()
+        if isinstance(event, NewToken):
+            mailbox.num_tokens += 1
+            if not mailbox.has_token:
+                mailbox.has_token = True
+                self.breaker.succeeded()
         mailbox.put(event)
 
-    def hand_over(self) -> None:
-        """Have every request that waits for this worker go on elsewhere; it is stopping."""
-        self._fail_all(PeerStopping(self.info.name))
+    def hand_over(self, *, may_migrate: bool) -> None:
+        """Have every request that waits for this worker go on elsewhere; it is stopping.
+
+        Answers of some length are held first, so that their KV caches can be fetched. Idempotent.
+        """
+        for request_id, mailbox in self._mailboxes.items():
+            if mailbox.is_leaving:
+                continue
+            mailbox.is_leaving = True
+            is_long = mailbox.num_tokens >= MIN_MIGRATED_TOKENS
+            if may_migrate and mailbox.has_token and is_long:
+                self.send(HoldRequest(request_id))
+            else:
+                mailbox.put(RequestFailed(request_id, PeerStopping(self.info.name)))
 
     def close(self, error: PeerLost) -> None:
         """End the session and fail everybody who waits for it."""
         self._session.close()
-        self._fail_all(error)
-
-    def _fail_all(self, error: PeerLost) -> None:
         for request_id, mailbox in self._mailboxes.items():
             mailbox.put(RequestFailed(request_id, error))

@@ -139,19 +139,20 @@ class Knowledge:
     ) -> Lease:
         """The request was placed; `loads` are those that the decision saw. Ended by `end`."""
         decode = next(d for d in loads.decode if d.incarnation == placement.decode_incarnation)
-        reader: PrefillLoad | DecodeLoad = decode
+        # One that ships what it holds is no reader: it stops, and reads nothing.
+        reader: PrefillLoad | DecodeLoad = next(
+            (p for p in loads.prefill if p.incarnation == placement.prefill_incarnation), decode
+        )
+        num_to_read = need.num_prompt_tokens - reader.num_cached_tokens
         num_bytes = 0
         if placement.prefill is not None:
-            reader = next(
-                p for p in loads.prefill if p.incarnation == placement.prefill_incarnation
-            )
             num_cached_blocks = decode.num_cached_tokens // decode.layout.block_size
             num_blocks = decode.layout.num_blocks(need.num_prompt_tokens) - num_cached_blocks
             num_bytes = num_blocks * decode.layout.block_bytes
         work = Work(
-            reader=reader.incarnation,
+            reader=placement.prefill_incarnation or reader.incarnation,
             decode=decode.incarnation,
-            num_prompt_tokens=need.num_prompt_tokens - reader.num_cached_tokens,
+            num_prompt_tokens=num_to_read if placement.held_id is None else 0,
             num_kv_tokens=need.num_tokens - decode.num_cached_tokens,
             num_bytes=num_bytes,
         )
@@ -221,6 +222,8 @@ class Knowledge:
 
     def _read(self, lease: Lease, work: Work, report: PrefillReport, now_s: float) -> None:
         self.ledger.read(work)
+        if lease.placement.held_id is not None:
+            return  # it was read before, elsewhere
         num_tokens = max(lease.num_prompt_tokens - report.num_cached_tokens, 0)
         self.demand.read(num_tokens, now_s)
         self.rates.note_prefill(work.reader, num_tokens, report.queue_s + report.prefill_s, now_s)

@@ -26,6 +26,7 @@ from router.placing.admission import UNKNOWN_WAIT_S, Backlog, refuse_if_late
 from router.placing.fairness import FairQueue, Ticket
 from router.placing.holder import beside
 from router.placing.knowledge import Asked, Knowledge, Lease, Loads
+from router.placing.migration import move
 from router.placing.placement import (
     DecodeLoad,
     Need,
@@ -207,7 +208,8 @@ class Placing:
             waiting.lease = self.knowledge.begin(
                 placement, waiting.need, waiting.prompt, loads, waiting.session
             )
-            if waiting.answer.index == 0:  # the others are read at decode in any case
+            # The other answers, and those whose KV cache is fetched, tell nothing of prefill.
+            if waiting.answer.index == 0 and placement.held_id is None:
                 self._note_fallback(is_on=placement.is_fallback)
             self._line.serve(waiting.ticket)
         del self._waiting[waiting.ticket]
@@ -215,6 +217,11 @@ class Placing:
         return True
 
     def _place(self, waiting: _Waiting, loads: Loads) -> Placement | Rejected:
+        origin = waiting.recovery.origin
+        if origin is not None:
+            moved = move(origin, waiting.need, loads.decode)
+            if moved is not None:
+                return moved
         at_holder = None
         if waiting.answer.index > 0:
             at_holder = beside(waiting.answer.prompt_holder, waiting.need, loads.decode)

@@ -20,7 +20,7 @@ from enum import Enum
 
 from core.config import Mode
 from core.layout import KVLayout
-from core.request import WorkerName
+from core.request import RequestId, WorkerName
 from core.worker import WorkerInfo
 
 # Requests of one decode slot: one decodes while the prompt of another is read and moved.
@@ -150,7 +150,8 @@ class Rules:
 class Placement:
     """Where a request is served; prefill None means that the decode worker reads the prompt.
 
-    is_fallback: it does so because no prefill worker can.
+    is_fallback: it does so because no prefill worker can. held_id: `prefill` is a decode worker
+    that stops, and has the answer's KV cache under that id.
     """
 
     prefill: WorkerName | None
@@ -159,6 +160,7 @@ class Placement:
     prefill_incarnation: str = ""
     decode_incarnation: str = ""
     is_fallback: bool = False
+    held_id: RequestId | None = None
 
 
 class Reason(Enum):
@@ -241,7 +243,7 @@ def _in_two_pools(
     free = [d for d in fitting if d.has_room(need) and any(p.has_room for p in readers[d.layout])]
     if not free:
         return _full(need, fitting)
-    chosen = _emptiest(need, free)
+    chosen = emptiest(need, free)
     first = min(
         (p for p in readers[chosen.layout] if p.has_room),
         key=lambda p: (_wait(p, need), -p.num_cached_tokens, p.name),
@@ -252,7 +254,7 @@ def _in_two_pools(
     return Placement(
         first.name,
         chosen.name,
-        f"{_reading(first)}; {_load(chosen)}",
+        f"{_reading(first)}; {load_of(chosen)}",
         first.incarnation,
         chosen.incarnation,
     )
@@ -264,11 +266,11 @@ def _at_decode(
     free = [d for d in decode if d.has_room(need)]
     if not free:
         return _full(need, decode)
-    return _local(_emptiest(need, free), why, is_fallback=is_fallback)
+    return _local(emptiest(need, free), why, is_fallback=is_fallback)
 
 
 def _local(chosen: DecodeLoad, why: str, *, is_fallback: bool = False) -> Placement:
-    why = f"{_load(chosen)}; {why}"
+    why = f"{load_of(chosen)}; {why}"
     incarnation = chosen.incarnation
     return Placement(
         None, chosen.name, why, decode_incarnation=incarnation, is_fallback=is_fallback
@@ -281,7 +283,7 @@ def _full(need: Need, decode: Sequence[DecodeLoad]) -> Rejected:
     return Rejected(f"no decode slot or no {need.num_tokens} tokens of KV are free", Reason.FULL)
 
 
-def _emptiest(need: Need, workers: Sequence[DecodeLoad]) -> DecodeLoad:
+def emptiest(need: Need, workers: Sequence[DecodeLoad]) -> DecodeLoad:
     """The one with most of the prompt cached among those that are almost as empty as any.
 
     Less than half of a prompt, say a system prompt's head that all share, draws nobody anywhere.
@@ -343,7 +345,8 @@ def _reading(worker: PrefillLoad) -> str:
     return f"{worker.name} has {worker.num_prompt_tokens} prompt tokens to read{cached}"
 
 
-def _load(worker: DecodeLoad) -> str:
+def load_of(worker: DecodeLoad) -> str:
+    """What speaks for a decode worker, in words."""
     cached = f", {worker.num_cached_tokens} tokens cached" * (worker.num_cached_tokens > 0)
     session = ", served this session" * worker.is_of_session
     sequences = f"{worker.num_sequences} of {worker.max_num_sequences} sequences"

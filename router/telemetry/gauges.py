@@ -56,6 +56,10 @@ class Gauges:
         yield Sample(telemetry.KV_SOURCE, totals.num_local_prefill_tokens, ("local",))
         yield Sample(telemetry.HANDOFFS, totals.num_sealed_handoffs, ("sealed",))
         yield Sample(telemetry.HANDOFFS, totals.num_failed_handoffs, ("failed",))
+        yield Sample(telemetry.MIGRATIONS, totals.num_migrations, ("sealed",))
+        for reason, count in totals.failed_migrations:
+            yield Sample(telemetry.MIGRATIONS, count, (reason,))
+        yield Sample(telemetry.MIGRATED_BYTES, totals.num_migrated_bytes)
         for labels, count in self.door.counters.failures.items():
             yield Sample(telemetry.ATTEMPT_FAILURES, count, labels)
 

@@ -22,7 +22,7 @@ import httpx2
 import pytest
 
 import decode_worker.server
-import prefill_worker.link_pool
+import kv_link.link_pool
 import prefill_worker.server
 import router.server
 from bench.parity import wait_until_ready
@@ -347,8 +347,8 @@ def _put_faults_in(patch, cluster, backend):
 
     patch.setattr(decode_worker.server, "open_backend", open_faulty)
     patch.setattr(decode_worker.server, "LinkServer", FaultyLinkServer)
-    patch.setattr(prefill_worker.link_pool, "connect", faulty_connect(connect_counted, script))
-    patch.setattr(prefill_worker.link_pool, "Peer", FaultyPeer)
+    patch.setattr(kv_link.link_pool, "connect", faulty_connect(connect_counted, script))
+    patch.setattr(kv_link.link_pool, "Peer", FaultyPeer)
     for module, role in ((decode_worker.server, "decode"), (prefill_worker.server, "prefill")):
         patch.setattr(
             module, "running_engine", _watched_engine(module.running_engine, cluster, role)

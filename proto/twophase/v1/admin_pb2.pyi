@@ -126,18 +126,31 @@ class StuckWorker(_message.Message):
     def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., why: _Optional[str] = ..., age_s: _Optional[float] = ...) -> None: ...
 
 class KvTotals(_message.Message):
-    __slots__ = ("num_transferred_tokens", "num_decode_cached_tokens", "num_local_prefill_tokens", "num_sealed_handoffs", "num_failed_handoffs")
+    __slots__ = ("num_transferred_tokens", "num_decode_cached_tokens", "num_local_prefill_tokens", "num_sealed_handoffs", "num_failed_handoffs", "num_migrations", "num_migrated_bytes", "failed_migrations")
+    class FailedMigrationsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     NUM_TRANSFERRED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_DECODE_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_LOCAL_PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_SEALED_HANDOFFS_FIELD_NUMBER: _ClassVar[int]
     NUM_FAILED_HANDOFFS_FIELD_NUMBER: _ClassVar[int]
+    NUM_MIGRATIONS_FIELD_NUMBER: _ClassVar[int]
+    NUM_MIGRATED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FAILED_MIGRATIONS_FIELD_NUMBER: _ClassVar[int]
     num_transferred_tokens: int
     num_decode_cached_tokens: int
     num_local_prefill_tokens: int
     num_sealed_handoffs: int
     num_failed_handoffs: int
-    def __init__(self, num_transferred_tokens: _Optional[int] = ..., num_decode_cached_tokens: _Optional[int] = ..., num_local_prefill_tokens: _Optional[int] = ..., num_sealed_handoffs: _Optional[int] = ..., num_failed_handoffs: _Optional[int] = ...) -> None: ...
+    num_migrations: int
+    num_migrated_bytes: int
+    failed_migrations: _containers.ScalarMap[str, int]
+    def __init__(self, num_transferred_tokens: _Optional[int] = ..., num_decode_cached_tokens: _Optional[int] = ..., num_local_prefill_tokens: _Optional[int] = ..., num_sealed_handoffs: _Optional[int] = ..., num_failed_handoffs: _Optional[int] = ..., num_migrations: _Optional[int] = ..., num_migrated_bytes: _Optional[int] = ..., failed_migrations: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class AuditBlocksRequest(_message.Message):
     __slots__ = ()

@@ -272,6 +272,16 @@ class PrefillRequest(_message.Message):
     reservation: WireReservation
     def __init__(self, request: _Optional[_Union[WireRequest, _Mapping]] = ..., reservation: _Optional[_Union[WireReservation, _Mapping]] = ...) -> None: ...
 
+class MigrateRequest(_message.Message):
+    __slots__ = ("request", "reservation", "held_id")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    RESERVATION_FIELD_NUMBER: _ClassVar[int]
+    HELD_ID_FIELD_NUMBER: _ClassVar[int]
+    request: WireRequest
+    reservation: WireReservation
+    held_id: str
+    def __init__(self, request: _Optional[_Union[WireRequest, _Mapping]] = ..., reservation: _Optional[_Union[WireReservation, _Mapping]] = ..., held_id: _Optional[str] = ...) -> None: ...
+
 class PrefillEvent(_message.Message):
     __slots__ = ("first_token", "transfer_done", "prompt_logprobs")
     FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
@@ -331,12 +341,14 @@ class TransferDone(_message.Message):
     def __init__(self, backend: _Optional[str] = ..., num_bytes: _Optional[int] = ..., num_pieces: _Optional[int] = ..., push_s: _Optional[float] = ..., exposed_s: _Optional[float] = ..., events: _Optional[_Iterable[_Union[_timeline_pb2.Event, _Mapping]]] = ...) -> None: ...
 
 class DecodeCommand(_message.Message):
-    __slots__ = ("reserve", "cancel")
+    __slots__ = ("reserve", "cancel", "hold")
     RESERVE_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
+    HOLD_FIELD_NUMBER: _ClassVar[int]
     reserve: Reserve
     cancel: WireCancel
-    def __init__(self, reserve: _Optional[_Union[Reserve, _Mapping]] = ..., cancel: _Optional[_Union[WireCancel, _Mapping]] = ...) -> None: ...
+    hold: WireHold
+    def __init__(self, reserve: _Optional[_Union[Reserve, _Mapping]] = ..., cancel: _Optional[_Union[WireCancel, _Mapping]] = ..., hold: _Optional[_Union[WireHold, _Mapping]] = ...) -> None: ...
 
 class Reserve(_message.Message):
     __slots__ = ("request", "prefill_locally")
@@ -352,19 +364,33 @@ class WireCancel(_message.Message):
     request_id: str
     def __init__(self, request_id: _Optional[str] = ...) -> None: ...
 
+class WireHold(_message.Message):
+    __slots__ = ("request_id",)
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    def __init__(self, request_id: _Optional[str] = ...) -> None: ...
+
 class DecodeUpdate(_message.Message):
-    __slots__ = ("reserved", "tokens", "failed", "is_draining", "prompt_logprobs")
+    __slots__ = ("reserved", "tokens", "failed", "is_draining", "prompt_logprobs", "held")
     RESERVED_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     IS_DRAINING_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
     reserved: _containers.RepeatedCompositeFieldContainer[Reserved]
     tokens: _containers.RepeatedCompositeFieldContainer[NewToken]
     failed: _containers.RepeatedCompositeFieldContainer[RequestFailed]
     is_draining: bool
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[PromptLogprobs]
-    def __init__(self, reserved: _Optional[_Iterable[_Union[Reserved, _Mapping]]] = ..., tokens: _Optional[_Iterable[_Union[NewToken, _Mapping]]] = ..., failed: _Optional[_Iterable[_Union[RequestFailed, _Mapping]]] = ..., is_draining: _Optional[bool] = ..., prompt_logprobs: _Optional[_Iterable[_Union[PromptLogprobs, _Mapping]]] = ...) -> None: ...
+    held: _containers.RepeatedCompositeFieldContainer[Held]
+    def __init__(self, reserved: _Optional[_Iterable[_Union[Reserved, _Mapping]]] = ..., tokens: _Optional[_Iterable[_Union[NewToken, _Mapping]]] = ..., failed: _Optional[_Iterable[_Union[RequestFailed, _Mapping]]] = ..., is_draining: _Optional[bool] = ..., prompt_logprobs: _Optional[_Iterable[_Union[PromptLogprobs, _Mapping]]] = ..., held: _Optional[_Iterable[_Union[Held, _Mapping]]] = ...) -> None: ...
+
+class Held(_message.Message):
+    __slots__ = ("request_id",)
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    def __init__(self, request_id: _Optional[str] = ...) -> None: ...
 
 class ListStepsRequest(_message.Message):
     __slots__ = ("window_s",)

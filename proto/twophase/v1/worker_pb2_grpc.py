@@ -276,6 +276,11 @@ class DecodeWorkerStub:
                 request_serializer=twophase_dot_v1_dot_worker__pb2.DecodeCommand.SerializeToString,
                 response_deserializer=twophase_dot_v1_dot_worker__pb2.DecodeUpdate.FromString,
                 _registered_method=True)
+        self.Migrate = channel.unary_stream(
+                '/twophase.v1.DecodeWorker/Migrate',
+                request_serializer=twophase_dot_v1_dot_worker__pb2.MigrateRequest.SerializeToString,
+                response_deserializer=twophase_dot_v1_dot_worker__pb2.PrefillEvent.FromString,
+                _registered_method=True)
         self.Link = channel.stream_stream(
                 '/twophase.v1.DecodeWorker/Link',
                 request_serializer=twophase_dot_v1_dot_worker__pb2.LinkUp.SerializeToString,
@@ -299,8 +304,17 @@ class DecodeWorkerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Migrate(self, request, context):
+        """Makes the next token of a request that is held here and ships its KV cache to another decode
+        worker, as a prefill worker would; whatever happens, the request ends here with the call.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Link(self, request_iterator, context):
-        """One per prefill worker: the control side of a KV link. Its end is the death of the link.
+        """One per sender, a prefill worker or a decode worker: the control side of a KV link. Its end is
+        the death of the link.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -320,6 +334,11 @@ def add_DecodeWorkerServicer_to_server(servicer, server):
                     servicer.Session,
                     request_deserializer=twophase_dot_v1_dot_worker__pb2.DecodeCommand.FromString,
                     response_serializer=twophase_dot_v1_dot_worker__pb2.DecodeUpdate.SerializeToString,
+            ),
+            'Migrate': grpc.unary_stream_rpc_method_handler(
+                    servicer.Migrate,
+                    request_deserializer=twophase_dot_v1_dot_worker__pb2.MigrateRequest.FromString,
+                    response_serializer=twophase_dot_v1_dot_worker__pb2.PrefillEvent.SerializeToString,
             ),
             'Link': grpc.stream_stream_rpc_method_handler(
                     servicer.Link,
@@ -359,6 +378,33 @@ class DecodeWorker:
             '/twophase.v1.DecodeWorker/Session',
             twophase_dot_v1_dot_worker__pb2.DecodeCommand.SerializeToString,
             twophase_dot_v1_dot_worker__pb2.DecodeUpdate.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Migrate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/twophase.v1.DecodeWorker/Migrate',
+            twophase_dot_v1_dot_worker__pb2.MigrateRequest.SerializeToString,
+            twophase_dot_v1_dot_worker__pb2.PrefillEvent.FromString,
             options,
             channel_credentials,
             insecure,

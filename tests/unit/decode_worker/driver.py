@@ -213,13 +213,13 @@ def assert_nothing_is_left(world):
     """Every count of the worker is back where it began; only live links are known."""
     worker, counts = world.worker, world.pool.counts()
     held = {
-        "waiting": worker.num_waiting,
-        "known": worker.num_known,
-        "running": worker.num_running,
-        "reservations": worker.num_reservations,
-        "waiting tokens": worker.num_waiting_tokens,
+        "waiting": worker.census.num_waiting,
+        "known": worker.census.num_known,
+        "running": worker.census.num_running,
+        "reservations": worker.census.num_reservations,
+        "waiting tokens": worker.census.num_waiting_tokens,
         "open handoffs": worker.handoffs.num_open,
-        "being fenced": len(worker._fencing),
+        "being fenced": len(worker._custody.left),
     }
     assert held == dict.fromkeys(held, 0)
     # What the prefix index still finds lies in free blocks.

@@ -9,7 +9,9 @@ import pytest
 
 from core.clock import MonotonicClock
 from core.errors import PeerStopping
+from core.tally import Tally
 from core.worker import NewToken, RequestFailed, Reserve, Reserved
+from decode_worker.migration import Migrations
 from decode_worker.service import DecodeService
 from tests.unit.decode_worker.driver import World, assert_nothing_is_left, make_request
 from twophase.credentials import Access
@@ -55,22 +57,22 @@ class TestRunnable:
     def test_is_what_waits_for_the_device_alone(self):
         world = World(num_blocks=4, budget=4)
         link = world.link()
-        assert world.worker.num_runnable == 0
+        assert world.worker.census.num_runnable == 0
         world.reserve(make_request("a", 4))
-        assert world.worker.num_runnable == 0  # it waits for its KV cache
+        assert world.worker.census.num_runnable == 0  # it waits for its KV cache
         link.hand_over("a")
-        assert world.worker.num_runnable == 1
+        assert world.worker.census.num_runnable == 1
         world.reserve(make_request("b", 9, first=90), is_local=True)
-        assert world.worker.num_runnable == 1  # b waits for blocks
+        assert world.worker.census.num_runnable == 1  # b waits for blocks
 
     def test_counts_a_step_that_nobody_waits_for_any_more(self):
         world = World()
         world.reserve(make_request("a"), is_local=True)
         steps = world.start_step()
         world.cancel("a")
-        assert world.worker.num_runnable == 1
+        assert world.worker.census.num_runnable == 1
         world.end_step(steps)
-        assert world.worker.num_runnable == 0
+        assert world.worker.census.num_runnable == 0
 
 
 class SilentLinks:
@@ -89,6 +91,14 @@ class SilentLinks:
             self.num_open -= 1
 
 
+class NoLinks:
+    """Nothing is sent to other workers."""
+
+    num_open_transfers = 0
+    statuses = ()
+    tally = Tally()
+
+
 class Served:
     """A DecodeService behind gRPC on loopback; the device is the test."""
 
@@ -97,8 +107,8 @@ class Served:
         self.links = SilentLinks()
         self.clock = MonotonicClock()
         self.service = DecodeService(
-            self.world.worker._info, self.world.worker, None, self.links, device=None,
-            clock=self.clock,
+            self.world.worker, None, self.links,
+            Migrations(self.world.worker, NoLinks(), self.clock), device=None, clock=self.clock,
         )  # fmt: skip
 
     @asynccontextmanager
@@ -225,7 +235,7 @@ class TestBrokenStreams:
                     await other.close()
                     for _ in range(10):
                         served.step()
-                    await served.until(lambda: served.world.worker.num_known == 0)
+                    await served.until(lambda: served.world.worker.census.num_known == 0)
                 assert (await peer.status(1.0)).num_handler_tasks == 0
         assert not [record for record in caplog.records if record.exc_info]
         assert_nothing_is_left(served.world)

@@ -119,7 +119,7 @@ def finish(case):
     case.end_blocker()
     if case.steps is not None:
         case.end_step()
-    if not world.worker.num_running:
+    if not world.worker.census.num_running:
         link = world.link("another") if case.link.is_lost else case.link
         assert all(isinstance(event, Reserved) for event in world.events())
         link.hand_over()
@@ -158,7 +158,7 @@ def test_a_lost_session_takes_only_its_own_requests():
     world.reserve(make_request("mine"), session="mine", is_local=True)
     world.reserve(make_request("other", first=60), session="other", is_local=True)
     world.lose_session("mine")
-    assert world.worker.num_known == 1
+    assert world.worker.census.num_known == 1
     world.run()
     assert world.events("mine") == []
     tokens = [e.token_id for e in world.events("other") if isinstance(e, NewToken)]

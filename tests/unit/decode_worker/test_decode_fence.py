@@ -137,7 +137,7 @@ class TestAnIdUsedAgainWhileTheOldOneIsFenced:
         (refused,) = old_link.hear(Seal("r", old_epoch, 2, 99))
         assert isinstance(refused, TransferRefused)
         assert world.events() == []
-        assert world.worker.num_known == 1
+        assert world.worker.census.num_known == 1
         # 4 the new life ends well
         assert new_link.hand_over() == (Sealed("r", event.reservation.epoch),)
         world.run()

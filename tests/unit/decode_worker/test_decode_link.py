@@ -60,7 +60,7 @@ class LinkWorld(World):
         self.backend = SlowBackend()
         shape = (LAYOUT.num_layers, 2, 16, LAYOUT.block_size, 1, LAYOUT.head_dim)
         self.server = LinkServer(
-            self.worker._info,
+            self.worker.info,
             self.worker,
             torch.zeros(shape, dtype=torch.bfloat16),
             {BackendKind.SHM: self.backend},

@@ -35,7 +35,7 @@ class TestARemotePrompt:
         assert isinstance(reserved, Reserved)
         assert len(reserved.reservation.block_ids) == 2
         assert world.pool.counts().used == 2
-        assert (world.worker.num_reservations, world.worker.num_running) == (1, 0)
+        assert (world.worker.census.num_reservations, world.worker.census.num_running) == (1, 0)
         # 2 the prefill worker begins
         epoch = reserved.reservation.epoch
         assert link.hear(Begin("r", epoch)) == (Granted("r", epoch),)
@@ -48,7 +48,7 @@ class TestARemotePrompt:
         # 4 the Seal proves them
         world.now_s = 2.0
         assert link.seal() == (Sealed("r", epoch),)
-        assert (world.worker.num_running, world.worker.handoffs.num_open) == (1, 0)
+        assert (world.worker.census.num_running, world.worker.handoffs.num_open) == (1, 0)
         told = world.worker.meter.signals(2.0, oldest_wait_s=0.0)
         assert (told.queue_wait_p95_s, told.step_s) == (0.0, None)
         # 5 each step takes the last token and gives the next
@@ -134,7 +134,7 @@ class TestALocalPrompt:
         world.step()
         assert tokens_of(world.events()) == [103]
         world.reserve(make_request("b", 5, first=50, max_tokens=2), is_local=True)
-        assert world.worker.num_waiting_tokens == 5
+        assert world.worker.census.num_waiting_tokens == 5
         # a budget of 4: one for the running sequence, three for the prompt
         running, chunk = world.step()
         assert (running.start, chunk.token_ids, chunk.sampling) == (3, (50, 51, 52), None)
@@ -200,7 +200,7 @@ class TestWaitingForBlocks:
         self.fill(world)
         for name in ("a", "b"):
             assert world.reserve(make_request(name, 6, first=ord(name)), is_local=True) == []
-        assert world.worker.num_waiting == 2
+        assert world.worker.census.num_waiting == 2
         world.cancel("big")
         granted = [e.request_id for e in world.events() if isinstance(e, Reserved)]
         assert granted == ["a", "b"]
@@ -217,7 +217,7 @@ class TestWaitingForBlocks:
         # 2 it is passed no more
         world.now_s = MAX_PASSED_S + 0.1
         assert world.reserve(make_request("b", 2, first=110, max_tokens=2), is_local=True) == []
-        assert world.worker.num_waiting == 2
+        assert world.worker.census.num_waiting == 2
         # 3 its blocks come, then the others go on
         world.run(200)
         granted = [e.request_id for e in world.events() if isinstance(e, Reserved)]
@@ -293,7 +293,7 @@ class TestWhatIsRefused:
         error = world.reserve(session="other")[0].error
         assert (error.field, error.limit) == ("request_id", "is in use")
         world.cancel("r", session="other")
-        assert world.worker.num_known == 1
+        assert world.worker.census.num_known == 1
         world.cancel()
         assert_nothing_is_left(world)
 

@@ -4,7 +4,8 @@ The machine holds the ground truth that the worker cannot see: which writer may 
 and what really lies in each slot of the cache (the tokens up to and including that place, or
 garbage). Checked after every event:
 
-- a block that a writer may reach, or that the running step uses, is neither free nor reserved anew;
+- a block that a writer may reach, that the running step uses, or that a handoff to another decode
+  worker reads, is neither free nor reserved anew, and what is read lies there;
 - a step, and a shared prefix, read only what really lies there;
 - each router hears of each life in order: one grant, tokens 0, 1, ..., at most one end;
 - Sealed is said only over pieces that all came, unharmed.
@@ -12,7 +13,7 @@ garbage). Checked after every event:
 At the end no cancel helps: deadlines and leases alone must bring every count back to its start.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hypothesis import event, settings
 from hypothesis import strategies as st
@@ -22,7 +23,7 @@ from core.config import Mode
 from core.errors import TransferFailure, TwophaseError
 from core.link import Abort, AbortAck, Begin, Granted, Seal, Sealed
 from core.request import Request
-from core.worker import NewToken, RemoteReservation, RequestFailed, Reserved
+from core.worker import Held, NewToken, RemoteReservation, RequestFailed, Reserved
 from tests.unit.decode_worker.driver import (
     BLOCK,
     LAYOUT,
@@ -47,6 +48,7 @@ class Life:
     is_local: bool
     reservation: RemoteReservation | None = None
     num_tokens: int = 0
+    is_held: bool = False
     is_over: bool = False
 
 
@@ -64,6 +66,15 @@ class Writer:
         return self.reservation.block_ids[self.reservation.num_shared_blocks :]
 
 
+@dataclass
+class Departure:
+    """A handoff that reads the KV cache of an answer; it is a session of its own."""
+
+    session: str
+    tokens: tuple[int, ...]
+    block_ids: tuple[int, ...]
+
+
 class DecodeMachine(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
@@ -74,6 +85,8 @@ class DecodeMachine(RuleBasedStateMachine):
         self.lives = {}  # (session, name) -> the latest life
         self.granted = {}  # name -> the latest life that was granted
         self.writers = []
+        self.departures = []
+        self.num_departures = 0
         self.steps = None
         self.slots = [[GARBAGE] * BLOCK for _ in range(NUM_BLOCKS)]
 
@@ -134,6 +147,48 @@ class DecodeMachine(RuleBasedStateMachine):
             self.lives.pop(key).is_over = True
         self.hear_all()
 
+    @precondition(lambda self: self.lives)
+    @rule(data=st.data(), is_shipped=st.booleans(), seconds=st.sampled_from([0.0, 0.0, 60.0]))
+    def hold(self, data, is_shipped, seconds):
+        session, name = key = data.draw(st.sampled_from(sorted(self.lives)))
+        self.world.worker.hold(session, name, self.world.now_s)
+        self.hear_all()
+        if key in self.held() and is_shipped:
+            self.ship(session, name)
+            self.pass_s(seconds)
+
+    @precondition(lambda self: any(self.held()))
+    @rule(data=st.data())
+    def ship_one(self, data):
+        held = self.held()
+        self.ship(*data.draw(st.sampled_from(held)))
+
+    def held(self):
+        lives = self.lives.items()
+        return sorted(key for key, life in lives if life.is_held and not life.is_over)
+
+    def ship(self, session, name):
+        life = self.lives.pop((session, name))
+        life.is_over = True
+        prompt = life.request.prompt_token_ids
+        tokens = (*prompt, *(100 + len(prompt) + index for index in range(life.num_tokens)))
+        self.num_departures += 1
+        departure = Departure(f"m{self.num_departures}", tokens, ())
+        request = replace(life.request, prompt_token_ids=tokens)
+        departure.block_ids = self.world.worker.ship(departure.session, name, request)
+        self.departures.append(departure)
+        event("ships")
+
+    @precondition(lambda self: self.departures)
+    @rule(data=st.data())
+    def close_departure(self, data):
+        departure = data.draw(st.sampled_from(self.departures))
+        self.departures.remove(departure)
+        told = self.world.events(departure.session)
+        event(f"its session was told {[type(said).__name__ for said in told]}")
+        self.world.worker.shipped(departure.session, self.world.now_s)
+        self.hear_all()
+
     def hear_all(self):
         for session in ("s0", "s1"):
             self.listen(session, self.world.events(session))
@@ -154,6 +209,8 @@ class DecodeMachine(RuleBasedStateMachine):
                 case NewToken():
                     self.check_token(life, said)
                     life.is_over = said.done is not None
+                case Held():
+                    life.is_held = True
                 case RequestFailed():
                     event(f"failed: {getattr(said.error, 'reason', type(said.error).__name__)}")
                     life.is_over = True
@@ -328,18 +385,26 @@ class DecodeMachine(RuleBasedStateMachine):
                 assert self.pool.epoch_of(block_id) == writer.reservation.epoch
         for step in self.steps or ():
             assert not set(step.block_table) & set(self.pool._free)
+        for departure in self.departures:
+            assert not set(departure.block_ids) & set(self.pool._free)
+            self.check_lies_there(departure.tokens, departure.block_ids, len(departure.tokens) - 1)
 
     @invariant()
     def counts_agree(self):
         counts, worker = self.pool.counts(), self.world.worker
         assert counts.free + counts.used + counts.quarantined == NUM_BLOCKS
-        assert worker.num_known == sum(not life.is_over for life in self.lives.values())
-        assert worker.num_waiting <= 2
-        assert worker.num_waiting + worker.num_reservations == worker.num_known
+        num_alive = sum(not life.is_over for life in self.lives.values())
+        assert worker.census.num_known == num_alive + len(self.departures)
+        assert worker.census.num_waiting <= 2
+        num_ended = sum(sequence.is_shipped for sequence in worker._custody.left)
+        num_here = worker.census.num_waiting + worker.census.num_reservations
+        assert num_here + num_ended == worker.census.num_known
 
     def teardown(self):
         if self.steps is not None:
             self.end_step()
+        for departure in self.departures:
+            self.world.worker.shipped(departure.session, self.world.now_s)
         for link in self.world.links.values():
             link.is_alive = False  # at last every writer that was lost dies
         for _ in range(4):

@@ -16,7 +16,7 @@ from deploy.chaos.load import KINDS, NEAR_TIE, Stream, prompt_of, sampling_of
 from deploy.chaos.run import MAX_GROWTH_BYTES, Outcome
 from deploy.commands import chaos as command
 from deploy.commands.chaos import EXIT_BROKEN, chaos_run
-from prefill_worker.bad_link import NOTHING_CHECKSUM, BadSender
+from kv_link.bad_link import NOTHING_CHECKSUM, BadSender
 
 WORKERS = st.sets(
     st.sampled_from([f"{pool}-{i}" for pool in ("prefill", "decode", "router") for i in "012"])

@@ -9,8 +9,8 @@ from core.errors import ConfigError, InvalidRequest, Overloaded
 from core.request import OutputToken, Request, RequestId, SamplingParams
 from engine.batch import StepResult
 from engine.block_pool import BlockPool
+from kv_link.link import LinkLoad
 from prefill_worker.config import PrefillWorkerConfig
-from prefill_worker.meter import LinkLoad
 from prefill_worker.worker import PrefillWorker
 
 BLOCK = 4

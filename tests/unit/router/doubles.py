@@ -16,6 +16,7 @@ from core.worker import (
     DecodeDone,
     DecodeUpdate,
     FirstToken,
+    Held,
     NewToken,
     RemoteReservation,
     RequestFailed,
@@ -142,10 +143,11 @@ class FakeWorker:
 
     def update(self, *events):
         """Say one DecodeUpdate on the router's session."""
-        kinds = {Reserved: [], NewToken: [], RequestFailed: []}
+        kinds = {Reserved: [], NewToken: [], RequestFailed: [], Held: []}
         for event in events:
             kinds[type(event)].append(event)
-        self.stream.say(DecodeUpdate(*(tuple(said) for said in kinds.values())))
+        *others, held = (tuple(said) for said in kinds.values())
+        self.stream.say(DecodeUpdate(*others, held=held))
 
     def die(self, why="killed"):
         self.refusal = PeerLost(self.info.name, why)
@@ -194,9 +196,9 @@ class FakePeer:
     def session(self):
         return self._worker.stream
 
-    async def prefill(self, request, reservation):
+    async def prefill(self, request, reservation, held_id=None):
         worker, call = self._worker, FakeStream()
-        call.request, call.reservation = request, reservation
+        call.request, call.reservation, call.held_id = request, reservation, held_id
         worker.calls.append(call)
         worker.num_open_calls += 1
         try:
@@ -204,6 +206,9 @@ class FakePeer:
                 yield event
         finally:
             worker.num_open_calls -= 1
+
+    def migrate(self, held_id, request, reservation):
+        return self.prefill(request, reservation, held_id)
 
     async def close(self):
         self.is_closed = True

@@ -35,6 +35,9 @@ from core.worker import (
     DecodeDone,
     DecodeUpdate,
     FirstToken,
+    Held,
+    HoldRequest,
+    KvTotals,
     LinkStatus,
     NewToken,
     PromptLogprobs,
@@ -393,8 +396,10 @@ prefill_events = (
     | fields(FirstToken, token_id=counts, report=prefill_reports, logprobs=st.none() | logprobs)
     | transfer_reports
 )
-commands = fields(Reserve, request=requests, prefill_locally=st.booleans()) | fields(
-    CancelRequest, request_id=request_ids
+commands = st.one_of(
+    fields(Reserve, request=requests, prefill_locally=st.booleans()),
+    fields(CancelRequest, request_id=request_ids),
+    fields(HoldRequest, request_id=request_ids),
 )
 
 all_errors = st.one_of(
@@ -443,6 +448,23 @@ updates = fields(
     ).map(tuple),
     is_draining=st.booleans(),
     prompt_logprobs=st.lists(prompt_logprobs, max_size=2).map(tuple),
+    held=st.lists(fields(Held, request_id=request_ids), max_size=2).map(tuple),
+)
+kv_totals = fields(
+    KvTotals,
+    **{
+        name: wides
+        for name in (
+            "num_transferred_tokens",
+            "num_decode_cached_tokens",
+            "num_local_prefill_tokens",
+            "num_sealed_handoffs",
+            "num_failed_handoffs",
+            "num_migrations",
+            "num_migrated_bytes",
+        )
+    },
+    failed_migrations=st.dictionaries(names, wides).map(lambda d: tuple(sorted(d.items()))),
 )
 
 aborts = fields(link.Abort, request_id=request_ids, epoch=wides, reason=reasons, detail=texts)

@@ -58,6 +58,11 @@ PAIRS = {
     "status": (some.statuses, status_wire.status_to_wire, status_wire.status_from_wire),
     "holder": (some.holders, status_wire.holder_to_wire, status_wire.holder_from_wire),
     "demand": (some.demands, signals_wire.demand_to_wire, signals_wire.demand_from_wire),
+    "kv totals": (
+        some.kv_totals,
+        status_wire.kv_totals_to_wire,
+        status_wire.kv_totals_from_wire,
+    ),
     "stuck": (some.stuck_workers, status_wire.stuck_to_wire, status_wire.stuck_from_wire),
     "listed worker": (
         some.listed_workers,

@@ -1,4 +1,4 @@
-"""The KV links of one prefill worker: found by the incarnation of the decode worker they lead to.
+"""The KV links out of one worker: found by the incarnation of the decode worker they lead to.
 
 Runs in the event loop; building a sender blocks, so it happens in a thread.
 """
@@ -16,6 +16,9 @@ from core.request import Request, WorkerName
 from core.tally import Tally
 from core.worker import LinkStatus, RemoteReservation
 from engine.kv_cache import TORCH_DTYPES, KVCache
+from kv_link.bad_link import BadSender
+from kv_link.counts import LinkCounts
+from kv_link.link import Handoff, Link, LinkLoad, Way
 from kv_transfer.backend import BackendKind, Offer, Sender
 from kv_transfer.connection import connect, local_endpoint
 from kv_transfer.converting import ConvertingSender
@@ -23,10 +26,6 @@ from kv_transfer.outbound import OutboundTransfer
 from kv_transfer.pages import view_as_pages
 from kv_transfer.plan import Reservation
 from kv_transfer.reshape import CacheShape, Reshape, require_reshapable
-from prefill_worker.bad_link import BadSender
-from prefill_worker.counts import LinkCounts
-from prefill_worker.link import Handoff, Link, Way
-from prefill_worker.meter import LinkLoad
 from twophase.credentials import Credentials
 from twophase.peer import Peer
 
@@ -104,8 +103,10 @@ class LinkPool:
         """Start the handoff of one request, on a new link if there is none.
 
         Raises:
-            LayoutMismatch, ConfigError, PeerLost, TransferFailed: there can be no link.
+            LayoutMismatch, ConfigError, PeerLost, TransferFailed: there can be no link, or decode
+                reserved for another prompt.
         """
+        _require_same_prompt(request, reservation)
         link = await self._get(reservation)
         transfer = OutboundTransfer(
             Reservation(
@@ -283,4 +284,14 @@ def _require_room_for_a_block(sender: Sender, opened: LinkOpened) -> None:
         raise LayoutMismatch(
             f"one layer of a block takes {num_bytes} bytes, {opened.kind} stages {largest} where "
             f"shapes differ ({opened.layout})"
+        )
+
+
+def _require_same_prompt(request: Request, reservation: RemoteReservation) -> None:
+    """Refuse a KV cache that decode would take for that of another prompt of as many blocks."""
+    if request.prompt_digest != reservation.prompt_digest:
+        raise TransferFailed(
+            TransferFailure.REFUSED,
+            f"the prompt of {request.num_prompt_tokens} tokens is not the one for which "
+            f"{reservation.decode_worker} reserved blocks",
         )

@@ -8,9 +8,9 @@ from core.layout import Dtype, KVLayout
 from core.link import LinkOpened
 from core.request import WorkerName
 from core.tally import Tally
+from kv_link.counts import LinkCounts
+from kv_link.link import Link, Way
 from kv_transfer.reshape import CacheShape, Reshape
-from prefill_worker.counts import LinkCounts
-from prefill_worker.link import Link, Way
 
 LAYOUT = KVLayout("w", Dtype.FLOAT32, block_size=4, num_layers=2, num_kv_heads=1, head_dim=8)
 LIMIT_S = 2.0

@@ -1,7 +1,7 @@
 """Each piece of a handoff, from the link's begin to decode's word that it has it."""
 
 from core.link import Piece, Span
-from prefill_worker.pushes import Pushes
+from kv_link.pushes import Pushes
 
 
 def piece(index, first_layer, num_bytes=64):

@@ -22,15 +22,13 @@ from core.link import LinkDown, LinkUp, PieceId
 from core.request import RequestId, WorkerName
 from core.timeline import TransferReport
 from core.worker import LinkStatus
+from kv_link.counts import LinkCounts
+from kv_link.pushes import Pushes
 from kv_transfer.backend import Sender
 from kv_transfer.meter import LinkMeter, piece_sizes
 from kv_transfer.outbound import OutboundTransfer
 from kv_transfer.plan import PieceSizes
 from kv_transfer.reshape import Reshape
-from prefill_worker.counts import LinkCounts
-from prefill_worker.meter import LinkLoad
-from prefill_worker.pushes import Pushes
-from prefill_worker.worker import Computed, LayersComputed
 from twophase.peer import Duplex, lost
 
 
@@ -58,21 +56,20 @@ class Handoff:
             self._tell_failure(self.transfer.failure)
             self._tell_failure = None
 
-    def computed(self, computed: Computed) -> None:
-        """Push what a step made ready."""
-        self._link.say(
-            self.transfer.computed(
-                computed.num_tokens,
-                computed.block_ids,
-                self._link.clock.now_s(),
-                None if computed.first_token is None else computed.first_token.token_id,
-            )
-        )
+    def computed(
+        self, num_tokens: int, block_ids: tuple[int, ...], first_token_id: int | None = None
+    ) -> None:
+        """Push the KV cache of the prompt's first `num_tokens` tokens, which lies in `block_ids`.
+
+        first_token_id comes with the prompt's end.
+        """
+        now_s = self._link.clock.now_s()
+        self._link.say(self.transfer.computed(num_tokens, block_ids, now_s, first_token_id))
         self._link.changed(self)
 
-    def layers_computed(self, computed: LayersComputed) -> None:
+    def layers_computed(self, num_tokens: int, num_layers: int, block_ids: tuple[int, ...]) -> None:
         """Push what a step has ready while it computes its later layers."""
-        self.transfer.layers_computed(computed.num_tokens, computed.num_layers, computed.block_ids)
+        self.transfer.layers_computed(num_tokens, num_layers, block_ids)
         self._link.changed(self)
 
     async def sealed(self) -> TransferReport:
@@ -88,10 +85,19 @@ class Handoff:
 
         Contract: idempotent; may block for one `Sender.send`.
         """
-        detail = "the prefill worker gave the request up"
+        detail = "the sender gave the request up"
         self._link.say(self.transfer.abort(TransferFailure.ABORTED, detail))
         self._link.changed(self)
         await self.ended.wait()
+
+
+@dataclass(frozen=True, slots=True)
+class LinkLoad:
+    """One link: bytes that decode has not acknowledged, what it carried, and carries when busy."""
+
+    num_in_flight_bytes: int
+    bytes_per_s: float | None
+    max_bytes_per_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +139,7 @@ class Link:
         self._stream = stream
         self._messages = messages
         self._meter = LinkMeter()
-        self._log = logging.getLogger("twophase.prefill_worker")
+        self._log = logging.getLogger("twophase.kv_link")
         self._handoffs: dict[tuple[RequestId, int], Handoff] = {}
         self._work = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"link-{peer_name}")
