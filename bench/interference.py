@@ -27,10 +27,11 @@ from bench.interference_result import MEASURES, Observation, Peer, Result, media
 from bench.load import StreamLog, random_prompt, stream
 from bench.machine import CpuMeter, read_gb_per_s, spin
 from bench.report import print_report
-from core.config import ClusterConfig, DecodeConfig, EngineConfig, Mode, PrefillConfig, RouterConfig
+from core.config import ClusterConfig, DecodeConfig, EngineConfig, Mode, PrefillConfig
 from core.errors import PeerLost, TwophaseError
 from core.layout import Dtype
 from core.model_path import DEFAULT_MODEL
+from core.settings.router import RouterConfig
 from deploy.local_cluster import local_cluster
 from deploy.model_store import fetch_model
 from twophase.client import AsyncClient

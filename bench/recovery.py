@@ -30,10 +30,11 @@ from pathlib import Path
 from bench.load import StreamLog, random_prompt, stream
 from bench.parity import wait_until_ready
 from bench.report import Row, print_report
-from core.config import ClusterConfig, DecodeConfig, EngineConfig, PrefillConfig, RouterConfig
+from core.config import ClusterConfig, DecodeConfig, EngineConfig, PrefillConfig
 from core.layout import Dtype
 from core.model_path import DEFAULT_MODEL
 from core.request import WorkerName
+from core.settings.router import RouterConfig
 from deploy.local_cluster import local_cluster
 from deploy.model_store import fetch_model
 from twophase.client import AsyncClient

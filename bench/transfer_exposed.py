@@ -20,11 +20,11 @@ from core.config import (
     DecodeConfig,
     EngineConfig,
     PrefillConfig,
-    RouterConfig,
     TransferConfig,
 )
 from core.errors import PeerLost
 from core.layout import Dtype
+from core.settings.router import RouterConfig
 from core.timeline import Phases
 from deploy.local_cluster import local_cluster
 from deploy.model_store import fetch_model

@@ -1,4 +1,4 @@
-"""The one YAML file: its schema and its loader; `config_file` reads it and words its errors.
+"""The one YAML file: its schema and its loader; `core.settings` holds most of its sections.
 
 Precedence: `key=value` overrides (dotted keys), then the file, then the defaults below. Nothing is
 written back: what a process discovers (ports, number of blocks) is returned, never stored here.
@@ -7,22 +7,22 @@ written back: what a process discovers (ports, number of blocks) is returned, ne
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Literal, Self
 
-from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationError, model_validator
+from pydantic import ByteSize, Field, ValidationError, model_validator
 
-from core.chaos import ChaosConfig
-from core.config_file import apply_override, errors_of, read_tree
 from core.errors import ConfigError
 from core.layout import Dtype
-from core.observing import TelemetryConfig, TracingConfig
-from core.resources import ReplicaResources
-from core.scaling import ScalingConfig
-from core.security import SecurityConfig
+from core.settings.chaos import ChaosConfig
+from core.settings.file import apply_override, errors_of, read_tree
+from core.settings.observing import TelemetryConfig, TracingConfig
+from core.settings.resources import ReplicaResources
+from core.settings.router import RouterConfig
+from core.settings.scaling import ScalingConfig
+from core.settings.section import Seconds, Section
+from core.settings.security import SecurityConfig
 
 MIB = 1 << 20
-
-Seconds = Annotated[float, Field(gt=0, le=86_400)]
 
 
 class Mode(StrEnum):
@@ -33,32 +33,7 @@ class Mode(StrEnum):
     CHUNKED = "chunked"
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
-
-
-class OnFailure(StrEnum):
-    """What happens to a request that a worker failed."""
-
-    RESUME = "resume"
-    FAIL = "fail"
-
-
-class OnDrain(StrEnum):
-    """How running answers leave a decode worker that stops."""
-
-    MIGRATE = "migrate"
-    RECOMPUTE = "recompute"
-
-
-class LocalPrefill(StrEnum):
-    """Whether a decode worker may read a prompt although a prefill worker could."""
-
-    AUTO = "auto"
-    NEVER = "never"
-
-
-class EngineConfig(_Section):
+class EngineConfig(Section):
     """How every worker runs the model."""
 
     dtype: Dtype = Dtype.FLOAT32
@@ -77,7 +52,7 @@ class EngineConfig(_Section):
     compare` draws them."""
 
 
-class PoolConfig(_Section):
+class PoolConfig(Section):
     """What both pools have in common; the sizes are those of one replica."""
 
     replicas: int = Field(default=1, ge=1, le=1024)
@@ -161,7 +136,7 @@ class DecodeConfig(PoolConfig):
     """Requests that one worker lets wait for blocks; more are refused."""
 
 
-class TransferConfig(_Section):
+class TransferConfig(Section):
     """The handoff of KV blocks from prefill to decode."""
 
     backend: Literal["auto", "shm", "ipc", "torch", "nixl"] = "auto"
@@ -180,66 +155,7 @@ class TransferConfig(_Section):
     """Longest wait for the other end of a new link."""
 
 
-class RouterConfig(_Section):
-    """The front door."""
-
-    host: str = "127.0.0.1"
-    """Address to listen on."""
-    port: int = Field(default=8100, ge=0, le=65_535)
-    """Port of the gRPC endpoint; 0 takes a free one."""
-    http_port: int | None = Field(default=8000, ge=0, le=65_535)
-    """Port of the OpenAI-compatible HTTP endpoint; 0 takes a free one, null leaves it off."""
-    page: bool = True
-    """Whether http_port shows the live page at /ui."""
-    workers: tuple[str, ...] = ()
-    """host:port of workers that were started by hand."""
-    max_active_requests: int = Field(default=1024, ge=1)
-    """Answers between first and last message; more are refused with RESOURCE_EXHAUSTED."""
-    history: int = Field(default=1000, ge=1)
-    """Ended answers that `twophase explain` and `diagnose` can tell of."""
-    max_n: int = Field(default=16, ge=1, le=128)
-    """Answers that one request may ask for."""
-    max_message: ByteSize | None = Field(default=None, ge=4096)
-    """Most bytes of one gRPC message; default: what a prompt of the checkpoint's context can need,
-    at least 4MiB and at most 64MiB."""
-    default_deadline_s: Seconds = 600.0
-    """For requests that come without a deadline; also the most that one may ask for."""
-    worker_timeout_s: Seconds = 15.0
-    """A worker that says nothing for this long is lost; a broken connection is noticed at once."""
-    wedged_after_s: Seconds = 60.0
-    """A worker that answers, but does no step for this long while work waits, is lost, too."""
-    warm_s: float = Field(default=10.0, ge=0, le=3600)
-    """Longest that a worker which connected waits for the test of its links while others can
-    serve; a link that is not there by then is made when it is needed. 0: it serves at once."""
-    on_failure: OnFailure = OnFailure.RESUME
-    """resume: a request that a worker failed goes on elsewhere, from its last token; without a
-    prefill worker, decode workers read prompts. fail: it ends with the worker's error."""
-    on_drain: OnDrain = OnDrain.MIGRATE
-    """migrate: a decode worker that stops ships the KV caches of running answers to another, where
-    there is one; what is not worth it, or fails, is read again there. recompute: all is."""
-    max_attempts: int = Field(default=4, ge=1, le=100)
-    """Of one request, the first included; with on_failure resume."""
-    max_wait_s: Seconds = 5.0
-    """Longest wait of a request for a decode worker while none is connected."""
-    max_queued_requests: int = Field(default=1024, ge=0)
-    """Requests that wait at the router because no worker has room for them; more are refused."""
-    max_queue_s: Seconds = 60.0
-    """Longest wait of a request for a worker with room."""
-    local_prefill: LocalPrefill = LocalPrefill.NEVER
-    """auto: a decode worker reads a short prompt itself where that is measured to be sooner; see
-    docs/placement.md. never: only where no prefill worker can."""
-    local_prefill_tokens: int = Field(default=256, ge=1)
-    """With local_prefill auto: most prompt tokens, less what is cached, to be read that way."""
-    resources: dict[str, Annotated[float, Field(gt=0)]] = {}
-    """With `twophase up`: Ray resources that the router takes of its node, by which that is chosen;
-    an address that clients know needs one."""
-    drain_s: Seconds = 30.0
-    """Longest wait for running requests when the router, or a worker, is stopping."""
-    record: Path | None = None
-    """File to which times and lengths of requests are appended, for `twophase what-if`."""
-
-
-class ClusterConfig(_Section):
+class ClusterConfig(Section):
     """A whole cluster."""
 
     model: str = "smollm2-135m-instruct"

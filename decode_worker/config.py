@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from core.chaos import ChaosConfig
 from core.config import ClusterConfig, DecodeConfig, EngineConfig, Mode, TransferConfig
-from core.observing import TelemetryConfig
 from core.request import WorkerName
-from core.security import SecurityConfig
+from core.settings.chaos import ChaosConfig
+from core.settings.observing import TelemetryConfig
+from core.settings.security import SecurityConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ from decode_worker.migration import Departure, Migrations
 from decode_worker.worker import DecodeWorker
 from engine.failed_steps import FailedSteps
 from engine.runner import Runner
-from twophase import event_wire, link_wire, status_wire, worker_wire
+from twophase import event_wire, info_wire, link_wire, status_wire, worker_wire
 from twophase.server import Context, abort, readable, run_stream
 from twophase.v1 import worker_pb2 as pb
 from twophase.v1 import worker_pb2_grpc as pb_grpc
@@ -220,7 +220,7 @@ class DecodeService(pb_grpc.WorkerServicer, pb_grpc.DecodeWorkerServicer):
         return pb.ListStepsResponse(steps=map(event_wire.step_to_wire, steps))
 
     async def GetInfo(self, request: pb.GetInfoRequest, context: Context) -> pb.WorkerInfo:
-        return worker_wire.info_to_wire(self._worker.info, self._clock.now_s())
+        return info_wire.info_to_wire(self._worker.info, self._clock.now_s())
 
     async def GetWorkerStatus(
         self, request: pb.GetWorkerStatusRequest, context: Context

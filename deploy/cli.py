@@ -21,9 +21,10 @@ from rich.status import Status
 from rich.table import Table
 
 from core.completion import ChatMessage, Completion
-from core.config import ClusterConfig, RouterConfig
+from core.config import ClusterConfig
 from core.errors import TwophaseError
 from core.process import EXIT_REFUSED
+from core.settings.router import RouterConfig
 from deploy.commands.cluster_file import Config, Overrides, load
 from deploy.commands.compare import compare
 from deploy.commands.config import config_app

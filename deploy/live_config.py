@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from core.config import ClusterConfig, RouterConfig
+from core.config import ClusterConfig
 from core.errors import ConfigError, TwophaseError
+from core.settings.router import RouterConfig
 from twophase.policy_wire import POLICY_KEYS
 
 _LIVE_ROUTER_KEYS = frozenset(f"router.{key}" for key in POLICY_KEYS)

@@ -18,11 +18,11 @@ from pathlib import Path
 
 import yaml
 
-from core.chaos import ChaosConfig
 from core.clock import MonotonicClock
 from core.config import ClusterConfig
 from core.errors import ConfigError, PeerLost
 from core.process import EXIT_REFUSED
+from core.settings.chaos import ChaosConfig
 from core.worker import Role
 from deploy.live_config import LiveConfig
 from deploy.ports import require_free, reserved_address

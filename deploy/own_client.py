@@ -4,7 +4,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from core.errors import TwophaseError
-from core.security import SecurityConfig
+from core.settings.security import SecurityConfig
 from twophase.client import Client
 from twophase.credentials import Credentials
 

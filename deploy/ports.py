@@ -11,8 +11,8 @@ import socket
 import sys
 from contextlib import ExitStack
 
-from core.config import RouterConfig
 from core.errors import ConfigError
+from core.settings.router import RouterConfig
 
 LOOPBACK = "127.0.0.1"
 

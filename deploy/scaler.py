@@ -23,7 +23,7 @@ from core.clock import Clock, MonotonicClock
 from core.errors import InvalidRequest, TwophaseError
 from core.listing import WorkerState
 from core.request import WorkerName
-from core.scaling import ScalingConfig
+from core.settings.scaling import ScalingConfig
 from core.worker import Role, WorkerStatus
 from deploy.autoscaler.autoscaler import tick
 from deploy.autoscaler.facts import ClusterFacts, Life, Load, WorkerFacts

@@ -22,7 +22,7 @@ from core.backoff import Backoff
 from core.clock import Clock
 from core.config import ClusterConfig
 from core.errors import TwophaseError
-from core.security import SecurityConfig
+from core.settings.security import SecurityConfig
 from deploy.own_client import own_client
 from twophase.client import Client
 

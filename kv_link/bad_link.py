@@ -8,8 +8,8 @@ import random
 import time
 from collections.abc import Sequence
 
-from core.chaos import ChaosConfig
 from core.link import PieceId, Span
+from core.settings.chaos import ChaosConfig
 from kv_transfer.backend import Sender
 
 NOTHING_CHECKSUM = 0

@@ -6,13 +6,13 @@ Runs in the event loop; building a sender blocks, so it happens in a thread.
 import asyncio
 from dataclasses import dataclass
 
-from core.chaos import ChaosConfig
 from core.clock import Clock
 from core.config import TransferConfig
 from core.errors import LayoutMismatch, Overloaded, PeerLost, TransferFailed, TransferFailure
 from core.layout import KVLayout
 from core.link import LinkOpened, LinkRefused, OpenLink
 from core.request import Request, WorkerName
+from core.settings.chaos import ChaosConfig
 from core.tally import Tally
 from core.worker import LinkStatus, RemoteReservation
 from engine.kv_cache import TORCH_DTYPES, KVCache

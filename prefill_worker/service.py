@@ -37,7 +37,7 @@ from engine.runner import Runner
 from kv_link.link import Handoff
 from kv_link.link_pool import LinkPool
 from prefill_worker.worker import Computed, PrefillWorker
-from twophase import status_wire, worker_wire
+from twophase import info_wire, status_wire, worker_wire
 from twophase.server import Context, abort
 from twophase.v1 import worker_pb2 as pb
 from twophase.v1 import worker_pb2_grpc as pb_grpc
@@ -170,7 +170,7 @@ class PrefillService(pb_grpc.WorkerServicer, pb_grpc.PrefillWorkerServicer):
                 self._note_drained()
 
     async def GetInfo(self, request: pb.GetInfoRequest, context: Context) -> pb.WorkerInfo:
-        return worker_wire.info_to_wire(self._info, self._clock.now_s())
+        return info_wire.info_to_wire(self._info, self._clock.now_s())
 
     async def GetWorkerStatus(
         self, request: pb.GetWorkerStatusRequest, context: Context

@@ -19,9 +19,9 @@ from core.worker import BlockHolder, Role
 from router.config import FrontDoorConfig
 from router.dispatch import Dispatcher
 from router.generation import FrontDoor
-from router.history import Ended
 from router.listing import listed_request, listed_worker
 from router.members.fleet import Fleet
+from router.telemetry.history import Ended
 from twophase.event_wire import step_to_wire
 from twophase.listing_wire import listed_request_to_wire, listed_worker_to_wire
 from twophase.policy_wire import policy_from_wire

@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass
 
-from core.config import ClusterConfig, LocalPrefill, Mode, RouterConfig
-from core.observing import TelemetryConfig, TracingConfig
-from core.security import SecurityConfig
+from core.config import ClusterConfig, Mode
+from core.settings.observing import TelemetryConfig, TracingConfig
+from core.settings.router import LocalPrefill, RouterConfig
+from core.settings.security import SecurityConfig
 from router.policy import DispatchPolicy
 
 

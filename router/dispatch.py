@@ -19,9 +19,9 @@ from dataclasses import replace
 
 from core.clock import Clock
 from core.completion import Completion
-from core.config import OnFailure
 from core.errors import DeadlineExceeded, PeerLost, TransferFailed, TwophaseError
 from core.request import OutputToken, Request
+from core.settings.router import OnFailure
 from core.signals import Demand
 from core.timeline import TransferReport
 from core.worker import CancelRequest, Held, RemoteReservation, Reserve, Reserved
@@ -33,7 +33,7 @@ from router.placing.line import Placing
 from router.placing.placement import Placement
 from router.policy import DispatchPolicy
 from router.recovery import Failure, Origin, Recovery
-from router.totals import KvCounters
+from router.telemetry.totals import KvCounters
 
 Deliver = Callable[[list[OutputToken]], Awaitable[int | None]]
 

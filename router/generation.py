@@ -25,13 +25,11 @@ from core.worker import Role
 from router.answer import Answer
 from router.config import FrontDoorConfig
 from router.constraint import grammar_of
-from router.decisions import Decisions
 from router.dispatch import Dispatcher
-from router.history import History
 from router.incoming import Incoming
 from router.keys import caller
 from router.members.fleet import Fleet
-from router.placing.placement import max_tokens_of
+from router.placing.load import max_tokens_of
 from router.readiness import Readiness
 from router.request import (
     MAX_NAME,
@@ -45,12 +43,14 @@ from router.request import (
 )
 from router.running import RunningRequest, RunningRequests
 from router.several import Deliver, Delivery, Make, make_answers
+from router.telemetry.decisions import Decisions
+from router.telemetry.history import History
 from router.telemetry.measured import Measured
 from router.telemetry.recorder import Recorder
+from router.telemetry.totals import KvCounters
 from router.text.answer_text import AnswerText
 from router.text.detokenizer import Detokenizer
 from router.text.tokenizer import Tokenizer
-from router.totals import KvCounters
 from router.tracing.traces import Traces
 
 # At most 20 alternatives each: below gRPC's usual 4 MiB.

@@ -22,7 +22,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 
 from core.errors import ConfigError, PermissionDenied, Unauthenticated
-from core.security import SecurityConfig, read_source
+from core.settings.security import SecurityConfig, read_source
 from twophase.credentials import Access
 
 KEY_PREFIX = "tp-"

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from core.config import Mode, OnFailure
+from core.config import Mode
+from core.settings.router import OnFailure
 
 
 @dataclass(frozen=True, slots=True)

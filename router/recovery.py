@@ -18,7 +18,6 @@ Pure: facts in, a decision out.
 
 from dataclasses import dataclass, field
 
-from core.config import OnFailure
 from core.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -30,7 +29,9 @@ from core.errors import (
 )
 from core.layout import KVLayout
 from core.request import RequestId, WorkerName
-from router.placing.placement import DecodeLoad, Placement, PrefillLoad
+from core.settings.router import OnFailure
+from router.placing.load import DecodeLoad, PrefillLoad
+from router.placing.placement import Placement
 
 # The request itself is at fault, or its time is over: no other worker would do better.
 FINAL = (InvalidRequest, DeadlineExceeded, Cancelled, InvariantBroken)

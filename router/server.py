@@ -13,14 +13,13 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from core.clock import MonotonicClock
-from core.config import OnDrain
 from core.model_path import find_model
+from core.settings.router import OnDrain
 from router.admin_service import AdminService
 from router.codec import Codec
 from router.config import FrontDoorConfig
 from router.dispatch import Dispatcher
 from router.generation import FrontDoor, Generation
-from router.history import History
 from router.http.app import HttpApp
 from router.http.defaults import checkpoint_defaults
 from router.http.keys import KeyCheck
@@ -34,10 +33,11 @@ from router.running import RunningRequests
 from router.service import InferenceService
 from router.telemetry.exposition import NoTelemetry, Telemetry
 from router.telemetry.gauges import Gauges
+from router.telemetry.history import History
 from router.telemetry.measured import Measured
 from router.telemetry.recorder import Recorder
+from router.telemetry.totals import KvCounters
 from router.text.tokenizer import Tokenizer
-from router.totals import KvCounters
 from router.tracing.traces import running_traces
 from twophase.credentials import internal_credentials
 from twophase.server import Server, running_server

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import trustme
 
-from core.security import Tls
+from core.settings.security import Tls
 
 
 class Authority:

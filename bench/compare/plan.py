@@ -10,10 +10,10 @@ from typing import Annotated, Self
 from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationError, model_validator
 
 from core.config import EngineConfig, Mode
-from core.config_file import apply_override, errors_of, read_tree
 from core.errors import ConfigError
 from core.layout import Dtype
 from core.model_path import DEFAULT_MODEL
+from core.settings.file import apply_override, errors_of, read_tree
 
 WAYS = (Mode.COLOCATED, Mode.CHUNKED, Mode.DISAGGREGATED)
 

@@ -4,7 +4,8 @@ import os
 from pathlib import Path
 
 from bench.compare.plan import ComparePlan
-from core.config import ClusterConfig, DecodeConfig, Mode, PrefillConfig, RouterConfig
+from core.config import ClusterConfig, DecodeConfig, Mode, PrefillConfig
+from core.settings.router import RouterConfig
 
 WORDS = {
     Mode.COLOCATED: "each worker reads whole prompts, then makes tokens",

@@ -33,7 +33,7 @@ from core.worker import (
     WorkerInfo,
     WorkerStatus,
 )
-from twophase import status_wire, worker_wire
+from twophase import info_wire, status_wire, worker_wire
 from twophase.server import Context
 from twophase.v1 import worker_pb2 as pb
 from twophase.v1 import worker_pb2_grpc as pb_grpc
@@ -139,7 +139,7 @@ class _Worker(pb_grpc.WorkerServicer):
         )
 
     async def GetInfo(self, request: pb.GetInfoRequest, context: Context) -> pb.WorkerInfo:
-        return worker_wire.info_to_wire(self.info)
+        return info_wire.info_to_wire(self.info)
 
     async def GetWorkerStatus(
         self, request: pb.GetWorkerStatusRequest, context: Context

@@ -26,7 +26,7 @@ from bench.simulate.outcome import Outcome, Slo
 from bench.simulate.peers import HorizontalScaler, queue_length, utilisation
 from bench.simulate.trace import Arrival, overlaid, poisson, read_trace, scaled, turning
 from core.config import ClusterConfig, load_config
-from core.scaling import DecodeScaling, PoolScaling, ScalingConfig
+from core.settings.scaling import DecodeScaling, PoolScaling, ScalingConfig
 
 # Of each trace, so many times its rate keep ten workers of the fitted machine well used.
 RATES = {"azure_llm_2023_conv": 0.45, "azure_llm_2023_code": 0.12, "mooncake_conversation": 3.0}

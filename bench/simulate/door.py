@@ -16,7 +16,8 @@ from core.worker import DecodeDone, FirstToken, NewToken, WorkerInfo
 from router.placing.admission import refuse_if_late
 from router.placing.fairness import FairQueue, Ticket
 from router.placing.knowledge import Asked, Knowledge, Loads
-from router.placing.placement import DecodeLoad, Placement, PrefillLoad, Reason, Rules, place
+from router.placing.load import DecodeLoad, PrefillLoad
+from router.placing.placement import Placement, Reason, Rules, place
 from router.policy import DispatchPolicy
 
 # Nobody reads it: an answer without tokens teaches the prefix index nothing.

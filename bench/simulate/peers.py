@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from core.scaling import ScalingConfig
+from core.settings.scaling import ScalingConfig
 from core.worker import Role
 from deploy.autoscaler.autoscaler import steps_to
 from deploy.autoscaler.facts import ClusterFacts, PoolView

@@ -6,7 +6,7 @@ from bench.simulate.trace import Arrival, TraceBlocks
 from core.request import Priority, RequestId, WorkerName
 from router.placing.fairness import Ticket
 from router.placing.knowledge import Lease
-from router.placing.placement import Need
+from router.placing.load import Need
 from router.recovery import Recovery
 
 

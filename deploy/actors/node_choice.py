@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from core.config import ClusterConfig, PoolConfig
 from core.errors import ConfigError
-from core.resources import Strategy
+from core.settings.resources import Strategy
 from core.worker import Role
 
 Bundle = Mapping[str, float]

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import ray
 
-from core.security import is_loopback
+from core.settings.security import is_loopback
 from deploy.actors.place import living_nodes
 from deploy.model_store import fetch_model
 from deploy.server import Server, ServerConfig

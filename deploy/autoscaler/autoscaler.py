@@ -12,7 +12,7 @@ Pure. Dead workers are not in the facts, so their replacement is an ordinary gro
 
 from dataclasses import replace
 
-from core.scaling import ScalingConfig
+from core.settings.scaling import ScalingConfig
 from core.signals import Demand
 from core.worker import Role
 from deploy.autoscaler.facts import ClusterFacts

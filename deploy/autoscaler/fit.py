@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from core.scaling import ScalingConfig
+from core.settings.scaling import ScalingConfig
 
 # A budget of 0.3 holds three workers of 0.1, whatever the last bit says.
 ROUNDING = 1e-9

@@ -11,7 +11,7 @@ overshoot.
 import math
 from dataclasses import dataclass
 
-from core.scaling import ScalingConfig
+from core.settings.scaling import ScalingConfig
 from core.signals import Demand
 from deploy.autoscaler.facts import PoolView
 from deploy.autoscaler.queueing import servers_for

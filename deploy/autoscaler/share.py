@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from core.scaling import ScalingConfig
+from core.settings.scaling import ScalingConfig
 from core.worker import Role
 from deploy.autoscaler.fit import ROUNDING, Pair, fit, is_allowed, shortage
 from deploy.autoscaler.wish import Pool, Rule, Wish

@@ -9,7 +9,7 @@ slots are free and the link is late, a wait for decode is the link's.
 from dataclasses import dataclass
 from enum import StrEnum
 
-from core.scaling import ScalingConfig
+from core.settings.scaling import ScalingConfig
 from core.signals import Demand
 from deploy.autoscaler.facts import LinkView, PoolView
 

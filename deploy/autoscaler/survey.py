@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from core.request import WorkerName
-from core.scaling import ScalingConfig
+from core.settings.scaling import ScalingConfig
 from core.worker import Role
 from deploy.autoscaler.facts import ClusterFacts, Life, LinkView, PoolView, WorkerFacts
 from deploy.autoscaler.stage import Finding, find_stage

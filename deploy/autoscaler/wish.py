@@ -8,7 +8,7 @@ constant load the two cannot chase each other (the stabilisation windows of Kube
 from dataclasses import dataclass
 from enum import StrEnum
 
-from core.scaling import PoolScaling, ScalingConfig
+from core.settings.scaling import PoolScaling, ScalingConfig
 from core.signals import Demand
 from core.worker import Role
 from deploy.autoscaler.facts import PoolView

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from core.chaos import FaultKind
+from core.settings.chaos import FaultKind
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import signal
 
 import psutil
 
-from core.chaos import FaultKind
+from core.settings.chaos import FaultKind
 
 _log = logging.getLogger("twophase.chaos")
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 
 import psutil
 
-from core.chaos import ChaosConfig, FaultKind
 from core.config import ClusterConfig
+from core.settings.chaos import ChaosConfig, FaultKind
 from deploy.chaos.faults import Fault, next_fault
 from deploy.chaos.harm import harm
 from deploy.chaos.load import Stream, run_stream

@@ -8,7 +8,7 @@ from typing import Self
 import psutil
 
 from core.errors import TwophaseError
-from core.security import SecurityConfig
+from core.settings.security import SecurityConfig
 from deploy.chaos.faults import pool_of
 from deploy.local_cluster import LocalCluster
 from twophase.client import AsyncClient

@@ -8,8 +8,8 @@ import typer
 from rich.console import Console
 
 from core.config import ClusterConfig, problems_of
-from core.config_file import line_of
 from core.process import EXIT_REFUSED
+from core.settings.file import line_of
 
 config_app = typer.Typer(no_args_is_help=True, help="Check configurations.")
 

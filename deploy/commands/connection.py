@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from core.security import Tls
+from core.settings.security import Tls
 from twophase.client import Client
 
 API_KEY = "TWOPHASE_API_KEY"

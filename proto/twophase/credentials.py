@@ -16,7 +16,7 @@ from typing import Any
 import grpc
 
 from core.errors import ConfigError, TwophaseError, Unauthenticated
-from core.security import SecurityConfig, Tls, is_loopback, is_token
+from core.settings.security import SecurityConfig, Tls, is_loopback, is_token
 from twophase.errors import status_code, trailer
 
 AUTHORIZATION = "authorization"

@@ -5,8 +5,8 @@ from core.errors import TransferFailure
 from core.link import LinkDown, LinkUp, Piece, Span
 from core.request import RequestId, WorkerName
 from twophase import errors
+from twophase.info_wire import layout_from_wire, layout_to_wire
 from twophase.v1 import worker_pb2 as pb
-from twophase.worker_wire import layout_from_wire, layout_to_wire
 
 
 def up_to_wire(message: LinkUp) -> pb.LinkUp:

@@ -26,7 +26,7 @@ from core.worker import (
     WorkerInfo,
     WorkerStatus,
 )
-from twophase import event_wire, link_wire, status_wire, worker_wire
+from twophase import event_wire, info_wire, link_wire, status_wire, worker_wire
 from twophase.credentials import Credentials
 from twophase.errors import from_rpc_error
 from twophase.v1 import worker_pb2 as pb
@@ -167,7 +167,7 @@ class Peer:
             )
             self._offset.sample(asked_s, message.clock_s, self._clock.now_s())
             self._name = WorkerName(message.name)
-            return worker_wire.info_from_wire(message)
+            return info_wire.info_from_wire(message)
 
     async def status(self, timeout_s: float) -> WorkerStatus:
         """What the worker holds."""

@@ -6,9 +6,9 @@ it takes to let another setting change while a router runs.
 
 from pydantic import ValidationError
 
-from core.config import RouterConfig
-from core.config_file import errors_of
 from core.errors import InvalidRequest
+from core.settings.file import errors_of
+from core.settings.router import RouterConfig
 from twophase.v1 import admin_pb2 as pb
 
 POLICY_KEYS = tuple(pb.RouterPolicy.DESCRIPTOR.fields_by_name)

@@ -25,7 +25,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from core.errors import ConfigError
-from core.security import Tls
+from core.settings.security import Tls
 from router.http.errors import Problem
 from router.http.replies import dumped
 from twophase.credentials import server_context

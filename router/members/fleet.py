@@ -24,7 +24,8 @@ from core.worker import BlockHolder, Role, StuckWorker, WorkerInfo, WorkerStatus
 from router.members.blame import blamed
 from router.members.member import DecodeMember, Member
 from router.members.stuck import Stuck, StuckWorkers
-from router.placing.placement import DecodeLoad, Placement, PrefillLoad
+from router.placing.load import DecodeLoad, PrefillLoad
+from router.placing.placement import Placement
 from router.recovery import Failure
 from twophase.credentials import Credentials
 from twophase.peer import Peer, lost

@@ -25,7 +25,7 @@ from core.worker import (
 from router.answer import Event
 from router.members.breaker import Breaker
 from router.members.progress import StepWatch
-from router.placing.placement import DecodeLoad, PrefillLoad
+from router.placing.load import DecodeLoad, PrefillLoad
 from twophase.peer import Duplex, Peer
 
 # To read fewer again takes no longer than to fetch them.

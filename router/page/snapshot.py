@@ -15,9 +15,9 @@ from core.finding import PhaseSpread, Trouble
 from core.listing import ListedRequest, ListedWorker
 from core.signals import Demand
 from core.worker import KvTotals, LinkStatus, Role, StuckWorker, WorkerStatus
-from router.decisions import Decision
-from router.history import Ended
 from router.page.span import Span, open_phase, spans_of, spans_so_far
+from router.telemetry.decisions import Decision
+from router.telemetry.history import Ended
 from router.telemetry.recent import SLOT_S, Quantiles, Slot
 
 MAX_WORKERS = 64

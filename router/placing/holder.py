@@ -9,7 +9,8 @@ Pure.
 
 from collections.abc import Sequence
 
-from router.placing.placement import DecodeLoad, Need, Placement, Reason, Rejected
+from router.placing.load import DecodeLoad, Need
+from router.placing.placement import Placement, Reason, Rejected
 
 
 def beside(holder: str, need: Need, decode: Sequence[DecodeLoad]) -> Placement | Rejected | None:

@@ -19,16 +19,8 @@ from router.placing.admission import Backlog
 from router.placing.demand import DemandMeter
 from router.placing.fairness import Ticket
 from router.placing.ledger import Ledger, Work
-from router.placing.placement import (
-    REQUESTS_PER_SLOT,
-    DecodeLoad,
-    Need,
-    Placement,
-    PrefillLoad,
-    Reason,
-    Rejected,
-    is_soon,
-)
+from router.placing.load import REQUESTS_PER_SLOT, DecodeLoad, Need, PrefillLoad, is_soon
+from router.placing.placement import Placement, Reason, Rejected
 from router.placing.prefix_index import PrefixIndex, PromptBlocks
 from router.placing.rates import Rates
 from router.placing.shortlist import FEW, Shortlist

@@ -26,17 +26,9 @@ from router.placing.admission import UNKNOWN_WAIT_S, Backlog, refuse_if_late
 from router.placing.fairness import FairQueue, Ticket
 from router.placing.holder import beside
 from router.placing.knowledge import Asked, Knowledge, Lease, Loads
+from router.placing.load import DecodeLoad, Need, PrefillLoad
 from router.placing.migration import move
-from router.placing.placement import (
-    DecodeLoad,
-    Need,
-    Placement,
-    PrefillLoad,
-    Reason,
-    Rejected,
-    Rules,
-    place,
-)
+from router.placing.placement import Placement, Reason, Rejected, Rules, place
 from router.placing.prefix_index import PromptBlocks
 from router.policy import DispatchPolicy
 from router.recovery import Recovery

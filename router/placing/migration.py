@@ -9,7 +9,8 @@ Pure.
 
 from collections.abc import Sequence
 
-from router.placing.placement import DecodeLoad, Need, Placement, emptiest, load_of
+from router.placing.load import DecodeLoad, Need
+from router.placing.placement import Placement, emptiest, load_of
 from router.recovery import Origin
 
 

@@ -13,7 +13,7 @@ import random
 from collections.abc import Collection, Sequence
 from typing import TypeVar
 
-from router.placing.placement import DecodeLoad, PrefillLoad
+from router.placing.load import DecodeLoad, PrefillLoad
 
 FEW = 32
 NUM_DRAWN = 8

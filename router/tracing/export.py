@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from core.errors import ConfigError
-from core.observing import TracingConfig
+from core.settings.observing import TracingConfig
 from router.tracing.context import TraceContext
 from router.tracing.spans import Span
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from core.clock import Clock
 from core.completion import Completion
-from core.observing import TracingConfig
 from core.request import Request
+from core.settings.observing import TracingConfig
 from router.timeline.record import Record
 from router.tracing.context import TraceContext
 from router.tracing.spans import Span, request_span

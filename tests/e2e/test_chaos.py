@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from core.chaos import FaultKind
 from core.config import load_config
+from core.settings.chaos import FaultKind
 from deploy.chaos.run import run_chaos
 
 SETUP = (

@@ -16,7 +16,7 @@ from ray.experimental.internal_kv import _internal_kv_get
 
 from core.config import load_config
 from core.errors import ConfigError
-from core.scaling import DecodeScaling
+from core.settings.scaling import DecodeScaling
 from core.worker import Role
 from deploy.actors.joined_cluster import start_cluster, stop_cluster
 from deploy.actors.name import CONTROLLER, NAMESPACE, actor_name

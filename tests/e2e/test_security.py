@@ -20,7 +20,7 @@ import yaml
 
 from core.clock import MonotonicClock
 from core.errors import PeerLost, PermissionDenied, TwophaseError, Unauthenticated
-from core.security import Tls
+from core.settings.security import Tls
 from router.keys import new_key
 from tests.certificates import Authority
 from tests.e2e.conftest import StartCluster

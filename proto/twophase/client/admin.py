@@ -5,12 +5,12 @@ Reached as `Client.admin` and `AsyncClient.admin`; uses their connection.
 
 from typing import Any
 
-from core.config import RouterConfig
 from core.events.step import StepFacts
 from core.events.timeline import Timeline
 from core.finding import Diagnosis, Explained
 from core.listing import ListedRequest, ListedWorker
 from core.request import WorkerName
+from core.settings.router import RouterConfig
 from twophase.client.calls import call, call_async, call_stream
 from twophase.event_wire import step_from_wire
 from twophase.listing_wire import listed_request_from_wire, listed_worker_from_wire

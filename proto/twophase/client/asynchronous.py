@@ -10,7 +10,7 @@ from core.completion import ChatMessage, Chunk
 from core.errors import TwophaseError
 from core.request import Sender, WorkerName
 from core.sampling import Sampling
-from core.security import Tls
+from core.settings.security import Tls
 from twophase.client.admin import AsyncAdmin
 from twophase.client.calls import call_async
 from twophase.client.messages import (

@@ -10,7 +10,7 @@ from core.completion import ChatMessage, Chunk
 from core.errors import TwophaseError
 from core.request import Sender
 from core.sampling import Sampling
-from core.security import Tls
+from core.settings.security import Tls
 from core.worker import BlockHolder
 from twophase.client.admin import Admin
 from twophase.client.calls import call

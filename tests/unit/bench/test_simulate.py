@@ -23,7 +23,7 @@ from bench.simulate.trace import (
 )
 from core.config import load_config
 from core.errors import ConfigError
-from core.scaling import DecodeScaling, PoolScaling
+from core.settings.scaling import DecodeScaling, PoolScaling
 from deploy.autoscaler.record import ChangeRole, Start
 from deploy.autoscaler.stage import Stage
 

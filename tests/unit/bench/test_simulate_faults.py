@@ -11,9 +11,9 @@ from bench.simulate.machine import fitted
 from bench.simulate.outcome import Outcome, Slo
 from bench.simulate.report import print_run
 from bench.simulate.trace import Arrival, poisson
-from core.config import OnFailure
 from core.errors import ConfigError
-from core.scaling import ScalingConfig
+from core.settings.router import OnFailure
+from core.settings.scaling import ScalingConfig
 from core.worker import Role
 from deploy.autoscaler.record import GiveUp
 

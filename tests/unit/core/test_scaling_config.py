@@ -3,9 +3,9 @@
 import pytest
 
 from core.config import ClusterConfig, load_config, problems_of
-from core.config_file import line_of
 from core.errors import ConfigError
-from core.scaling import DecodeScaling, PoolScaling, ScalingConfig
+from core.settings.file import line_of
+from core.settings.scaling import DecodeScaling, PoolScaling, ScalingConfig
 
 SPLIT = "scaling.prefill={max_replicas: 4}"
 

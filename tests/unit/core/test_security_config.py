@@ -6,7 +6,7 @@ import pytest
 
 from core.config import load_config
 from core.errors import ConfigError
-from core.security import SecurityConfig, Tls, is_loopback, is_token
+from core.settings.security import SecurityConfig, Tls, is_loopback, is_token
 
 SECRET = "s3cr3t-" + 40 * "x"
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from core.clock import ManualClock
 from core.request import WorkerName
-from core.scaling import DecodeScaling, PoolScaling, ScalingConfig
+from core.settings.scaling import DecodeScaling, PoolScaling, ScalingConfig
 from core.signals import Demand, Moments, Signals
 from core.worker import Role
 from deploy.autoscaler.autoscaler import tick

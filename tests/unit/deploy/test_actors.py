@@ -7,7 +7,7 @@ import ray
 
 from core.config import load_config
 from core.errors import ConfigError
-from core.resources import Strategy
+from core.settings.resources import Strategy
 from decode_worker.config import DecodeWorkerConfig
 from deploy.actors.joined_cluster import require_placeable
 from deploy.actors.membership import joined

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from core.scaling import DecodeScaling, PoolScaling
+from core.settings.scaling import DecodeScaling, PoolScaling
 from core.worker import Role
 from deploy.autoscaler.facts import Life, LinkView, PoolView
 from deploy.autoscaler.queueing import mean_wait_s, servers_for

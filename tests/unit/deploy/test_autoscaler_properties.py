@@ -3,7 +3,7 @@
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from core.scaling import DecodeScaling, PoolScaling, ScalingConfig
+from core.settings.scaling import DecodeScaling, PoolScaling, ScalingConfig
 from core.worker import Role
 from deploy.autoscaler.autoscaler import tick
 from deploy.autoscaler.facts import ClusterFacts, Life

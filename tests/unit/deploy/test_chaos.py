@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from core.chaos import ChaosConfig, FaultKind
 from core.config import ClusterConfig, load_config
 from core.errors import ConfigError, PeerLost
 from core.link import Span
+from core.settings.chaos import ChaosConfig, FaultKind
 from deploy.chaos.faults import Fault, next_fault, pool_of
 from deploy.chaos.load import KINDS, NEAR_TIE, Stream, prompt_of, sampling_of
 from deploy.chaos.run import MAX_GROWTH_BYTES, Outcome

@@ -12,7 +12,7 @@ from core.clock import ManualClock
 from core.config import load_config
 from core.errors import PeerLost
 from core.listing import WorkerState
-from core.scaling import DecodeScaling, PoolScaling, ScalingConfig
+from core.settings.scaling import DecodeScaling, PoolScaling, ScalingConfig
 from core.signals import Demand, Signals
 from core.worker import Role
 from deploy.autoscaler.record import ChangeRole, Drain, GiveUp, Start

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from core.config import Mode, OnFailure
+from core.config import Mode
 from core.errors import (
     DeadlineExceeded,
     InvalidRequest,
@@ -13,10 +13,11 @@ from core.errors import (
     TransferFailed,
     TransferFailure,
 )
+from core.settings.router import OnFailure
 from core.worker import CancelRequest, RequestFailed, Reserve, Role
 from router.answer import Answer
 from router.dispatch import Dispatcher, DispatchPolicy
-from router.totals import KvCounters
+from router.telemetry.totals import KvCounters
 from tests.unit.router.doubles import (
     DONE,
     END,

@@ -9,7 +9,7 @@ from core.config import Mode
 from core.telemetry import Sample
 from core.worker import LinkStatus, Role
 from router.telemetry.gauges import Gauges
-from router.totals import KvCounters
+from router.telemetry.totals import KvCounters
 from tests.unit.router.doubles import until
 
 

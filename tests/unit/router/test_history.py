@@ -6,7 +6,7 @@ import pytest
 
 from core.clock import ManualClock
 from core.request import FinishReason
-from router.history import History
+from router.telemetry.history import History
 from router.timeline.record import Record
 from tests.unit.core.test_diagnosis import HEALTHY, delayed
 

@@ -8,7 +8,7 @@ import tokenizers
 from starlette.requests import Request
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
-from core.config import Mode, OnFailure, RouterConfig
+from core.config import Mode
 from core.errors import (
     Cancelled,
     ConfigError,
@@ -19,21 +19,22 @@ from core.errors import (
     TransferFailure,
 )
 from core.sampling import Sampling
+from core.settings.router import OnFailure, RouterConfig
 from core.worker import CancelRequest, RequestFailed, Reserve, Role
 from router.config import FrontDoorConfig
 from router.dispatch import Dispatcher
 from router.generation import FrontDoor, Generation
-from router.history import History
 from router.http.app import HttpApp
 from router.http.reading import BodyReader
 from router.incoming import Incoming
 from router.request import Defaults
 from router.running import RunningRequests
 from router.telemetry.gauges import Gauges
+from router.telemetry.history import History
 from router.telemetry.recorder import Recorder
+from router.telemetry.totals import KvCounters
 from router.text.chat_template import ChatTemplate
 from router.text.tokenizer import Tokenizer
-from router.totals import KvCounters
 from router.tracing.traces import Traces
 from tests.unit.router.doubles import (
     DONE,

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.errors import ConfigError, PermissionDenied, Unauthenticated
-from core.security import SecurityConfig
+from core.settings.security import SecurityConfig
 from router.http.keys import KeyCheck
 from router.keys import ADMIN, OPEN_SERVICES, KeyRing, Keys, caller, front_door_access, new_key
 from twophase.client import AsyncClient

@@ -9,10 +9,10 @@ from core.errors import PeerLost, TransferFailed, TransferFailure
 from core.worker import CancelRequest, DecodeUpdate, Held, HoldRequest, RequestFailed, Role
 from router.dispatch import Dispatcher, DispatchPolicy
 from router.members.member import MIN_MIGRATED_TOKENS, Mailbox
+from router.placing.load import DecodeLoad, Need
 from router.placing.migration import move
-from router.placing.placement import DecodeLoad, Need
 from router.recovery import Origin
-from router.totals import KvCounters
+from router.telemetry.totals import KvCounters
 from tests.unit.router.doubles import (
     DONE,
     END,

@@ -8,19 +8,20 @@ import pytest
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
-from core.config import Mode, RouterConfig
+from core.config import Mode
 from core.errors import InvalidRequest
+from core.settings.router import RouterConfig
 from core.worker import Role
 from router.answer import Answer
 from router.config import FrontDoorConfig
 from router.dispatch import Dispatcher
 from router.generation import FrontDoor
-from router.history import History
 from router.page import routes
 from router.page.routes import FILE_PATHS, JUDGED_S, SHARED_S, Page
 from router.running import RunningRequests
+from router.telemetry.history import History
+from router.telemetry.totals import KvCounters
 from router.timeline.record import Record
-from router.totals import KvCounters
 from tests.unit.core.test_diagnosis import HEALTHY, delayed
 from tests.unit.router.doubles import make_request, until
 

@@ -10,10 +10,10 @@ from core.request_state import RequestState
 from core.signals import Demand, Signals
 from core.timeline import Phases
 from core.worker import KvTotals, LinkStatus, Role, StuckWorker
-from router.decisions import MAX_CHARACTERS, Decisions
-from router.history import Ended
 from router.page.snapshot import MAX_REQUESTS, MAX_WORKERS, Facts, Judged, snapshot_of
 from router.page.span import open_phase, spans_so_far
+from router.telemetry.decisions import MAX_CHARACTERS, Decisions
+from router.telemetry.history import Ended
 from router.telemetry.recent import SLOT_S, Recent
 from router.timeline.record import Record
 from tests.unit.core.test_diagnosis import HEALTHY, delayed

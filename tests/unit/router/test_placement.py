@@ -8,17 +8,8 @@ from hypothesis import strategies as st
 
 from core.config import Mode
 from core.layout import Dtype
-from router.placing.placement import (
-    ENOUGH_PROMPTS,
-    DecodeLoad,
-    Need,
-    Placement,
-    PrefillLoad,
-    Reason,
-    Rejected,
-    Rules,
-    place,
-)
+from router.placing.load import ENOUGH_PROMPTS, DecodeLoad, Need, PrefillLoad
+from router.placing.placement import Placement, Reason, Rejected, Rules, place
 from tests.unit.router.doubles import LAYOUT
 
 OTHER = dataclasses.replace(LAYOUT, num_layers=9)

@@ -9,15 +9,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from core.clock import ManualClock
-from core.config import Mode, OnFailure
+from core.config import Mode
 from core.errors import InvalidRequest, Overloaded, PeerLost
 from core.request import Priority, Resumption, Sender
+from core.settings.router import OnFailure
 from core.worker import FirstToken, Role
 from router.answer import Answer
 from router.members.fleet import Fleet
 from router.placing import rates
 from router.placing.line import Placing
-from router.placing.placement import DecodeLoad, PrefillLoad
+from router.placing.load import DecodeLoad, PrefillLoad
 from router.policy import DispatchPolicy
 from router.recovery import Recovery
 from tests.unit.router.doubles import (

@@ -13,7 +13,7 @@ from router import readiness as readiness_module
 from router.dispatch import Dispatcher, DispatchPolicy
 from router.members.fleet import Fleet
 from router.readiness import Readiness
-from router.totals import KvCounters
+from router.telemetry.totals import KvCounters
 from tests.unit.router.doubles import (
     DONE,
     PREFILL_REPORT,

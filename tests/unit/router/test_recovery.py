@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.config import Mode, OnFailure
+from core.config import Mode
 from core.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -19,12 +19,14 @@ from core.errors import (
     TwophaseError,
 )
 from core.request import FinishReason, attempt_id, id_of_attempt
+from core.settings.router import OnFailure
 from core.worker import CancelRequest, RequestFailed, Reserve, Role
 from router.answer import Answer
 from router.dispatch import Dispatcher, DispatchPolicy
-from router.placing.placement import DecodeLoad, Placement, PrefillLoad
+from router.placing.load import DecodeLoad, PrefillLoad
+from router.placing.placement import Placement
 from router.recovery import Failure, Recovery
-from router.totals import KvCounters
+from router.telemetry.totals import KvCounters
 from tests.unit.router.doubles import (
     DONE,
     END,

@@ -9,7 +9,8 @@ from core.errors import PeerLost
 from core.worker import NewToken
 from router.answer import Answer
 from router.placing.holder import beside
-from router.placing.placement import DecodeLoad, Need, Placement, Reason, Rejected
+from router.placing.load import DecodeLoad, Need
+from router.placing.placement import Placement, Reason, Rejected
 from router.several import Delivery, make_answers
 from tests.unit.router.doubles import LAYOUT, make_info, make_request, reserved, until
 

@@ -6,7 +6,7 @@ from core.request import FinishReason, RequestId, Usage, WorkerName
 from core.timeline import Phases, TransferReport
 from core.worker import KvTotals
 from router.placing.placement import Placement
-from router.totals import KvCounters
+from router.telemetry.totals import KvCounters
 
 
 def completion(usage, transfer=None):

@@ -16,8 +16,8 @@ from core.clock import ManualClock
 from core.config import load_config
 from core.errors import ConfigError
 from core.events.event import ROUTER, Event, EventKind
-from core.observing import TracingConfig
 from core.request import SamplingParams
+from core.settings.observing import TracingConfig
 from router.timeline.record import Record
 from router.tracing.context import TraceContext, trace_context
 from router.tracing.export import Exporter, Traced

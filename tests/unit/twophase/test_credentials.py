@@ -9,7 +9,7 @@ import pytest
 
 from core.clock import ManualClock
 from core.errors import ConfigError, PeerLost, TwophaseError, Unauthenticated
-from core.security import SecurityConfig, Tls
+from core.settings.security import SecurityConfig, Tls
 from core.worker import CancelRequest
 from tests.certificates import Authority
 from twophase.client import AsyncClient, Client

@@ -2,8 +2,8 @@
 
 import pytest
 
-from core.config import LocalPrefill, OnFailure, RouterConfig
 from core.errors import InvalidRequest
+from core.settings.router import LocalPrefill, OnFailure, RouterConfig
 from twophase.policy_wire import POLICY_KEYS, policy_from_wire, policy_to_wire
 
 

@@ -12,6 +12,7 @@ from core.errors import TwophaseError
 from tests.unit.twophase import strategies as some
 from twophase import (
     event_wire,
+    info_wire,
     link_wire,
     listing_wire,
     report_wire,
@@ -53,8 +54,8 @@ PAIRS = {
     "spread": (some.phase_spreads, report_wire.spread_to_wire, report_wire.spread_from_wire),
     "completion": (some.completions, wire.completion_to_wire, wire.completion_from_wire),
     "chat": (some.conversations, wire.chat_messages_to_wire, wire.chat_messages_from_wire),
-    "layout": (some.layouts, worker_wire.layout_to_wire, worker_wire.layout_from_wire),
-    "info": (some.infos, worker_wire.info_to_wire, worker_wire.info_from_wire),
+    "layout": (some.layouts, info_wire.layout_to_wire, info_wire.layout_from_wire),
+    "info": (some.infos, info_wire.info_to_wire, info_wire.info_from_wire),
     "status": (some.statuses, status_wire.status_to_wire, status_wire.status_from_wire),
     "holder": (some.holders, status_wire.holder_to_wire, status_wire.holder_from_wire),
     "demand": (some.demands, signals_wire.demand_to_wire, signals_wire.demand_from_wire),

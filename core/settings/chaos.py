@@ -8,7 +8,9 @@ that then have no effect are refused.
 from enum import StrEnum
 from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+
+from core.settings.section import Section
 
 
 class FaultKind(StrEnum):
@@ -19,10 +21,8 @@ class FaultKind(StrEnum):
     MEMORY = "memory"
 
 
-class ChaosConfig(BaseModel):
+class ChaosConfig(Section):
     """Which faults, how often, and the load beside them."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     enabled: bool = False
     """Whether faults may be injected at all."""

@@ -6,7 +6,9 @@ Used where workers are placed on nodes (`twophase up`). Knows nothing of Ray.
 from enum import StrEnum
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
+
+from core.settings.section import Section
 
 # Names that Ray gives a meaning of its own, and those that say where, not how much.
 RESERVED = ("CPU", "GPU", "memory", "object_store_memory", "bundle", "node:")
@@ -20,10 +22,8 @@ class Strategy(StrEnum):
     STRICT_SPREAD = "STRICT_SPREAD"
 
 
-class ReplicaResources(BaseModel):
+class ReplicaResources(Section):
     """What one worker reserves of the node it runs on, with `twophase up`."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     cpus: float | None = Field(default=None, gt=0, le=1024)
     """CPUs; default: the compute threads of all ranks."""

@@ -8,19 +8,15 @@ import math
 from pathlib import Path
 from typing import Annotated, Self
 
-from pydantic import BaseModel, ByteSize, ConfigDict, Field, model_validator
+from pydantic import ByteSize, Field, model_validator
 
 from core.errors import ConfigError
+from core.settings.section import Seconds, Section
 
-Seconds = Annotated[float, Field(gt=0, le=86_400)]
 Replicas = Annotated[int, Field(ge=0, le=1024)]
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
-
-
-class PoolScaling(_Section):
+class PoolScaling(Section):
     """How far one pool may scale, and what it is to keep."""
 
     min_replicas: Replicas = 1
@@ -50,7 +46,7 @@ class DecodeScaling(PoolScaling):
     """Share of the KV blocks in use that the pool is sized for."""
 
 
-class ScalingConfig(_Section):
+class ScalingConfig(Section):
     """When pools grow and shrink."""
 
     prefill: PoolScaling | None = None

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import model_validator
 
 from core.errors import ConfigError
+from core.settings.section import Section
 
 ENVIRONMENT = "env:"
 # 32 characters of base64 or hex are 128 bits and more.
@@ -36,10 +37,8 @@ class Tls:
     server_name: str | None = None
 
 
-class SecurityConfig(BaseModel):
+class SecurityConfig(Section):
     """Keys, certificates and secrets: files, or `env:NAME` where a secret itself is meant."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     insecure: bool = False
     """Whether servers may listen beyond loopback although nothing tells who calls them."""

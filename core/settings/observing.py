@@ -2,16 +2,16 @@
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+
+from core.settings.section import Section
 
 
-class TracingConfig(BaseModel):
+class TracingConfig(Section):
     """One OpenTelemetry trace for each request, over router, prefill, transfer and decode.
 
     Without the section spans go nowhere.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     endpoint: str
     """Of the collector: host:port for grpc, a URL (http://host:4318/v1/traces) for http."""
@@ -33,10 +33,8 @@ class TracingConfig(BaseModel):
         return self
 
 
-class TelemetryConfig(BaseModel):
+class TelemetryConfig(Section):
     """What is kept of requests and steps beyond what serving, placing and scaling need."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     enabled: bool = True
     """false keeps nothing: no explain or diagnose, on /metrics only gauges and what links carried;

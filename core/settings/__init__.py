@@ -1,0 +1,1 @@
+"""Sections of a cluster's YAML, with defaults and limits; `core.config` puts them together."""
