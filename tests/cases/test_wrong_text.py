@@ -76,6 +76,8 @@ ELSEWHERE = {
     "cuda_graphs": "decode has it alone",
     "device": "this machine may have the CPU alone",
     "gpus": "as device",
+    "resources": "which machine a worker is on changes no byte",
+    "step_log": "writes down what was done",
 }
 
 
