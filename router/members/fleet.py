@@ -165,19 +165,19 @@ class Fleet:
         """
         now_s = self._clock.now_s()
         usable = [member for member in self.members(Role.PREFILL) if member.is_usable(now_s)]
-        return [
-            member.idle_load for member in [m for m in usable if not m.is_cold(now_s)] or usable
-        ]
+        warm = [member for member in usable if not member.is_cold(now_s)]
+        return [member.idle_load for member in warm or usable]
 
     def decode_loads(self) -> list[DecodeLoad]:
         """The decode workers that may be given a request; what they have to do is not told.
 
-        Nobody makes up for decode: where every worker has failed lately, or is cold, all are tried.
+        Cold ones where there is no other; all, where every one has failed lately: none makes up.
         """
         now_s = self._clock.now_s()
         taking = [member for member in self._decode_members() if not member.is_draining]
-        usable = [m for m in taking if m.is_usable(now_s) and not m.is_cold(now_s)]
-        return [member.idle_decode_load for member in usable or taking]
+        usable = [member for member in taking if member.is_usable(now_s)]
+        warm = [member for member in usable if not member.is_cold(now_s)]
+        return [member.idle_decode_load for member in warm or usable or taking]
 
     def blame(self, placement: Placement, failure: Failure) -> None:
         """Count a failed attempt against the workers whose fault it may be."""
@@ -294,10 +294,10 @@ class Fleet:
 
     def _drain(self, member: Member) -> None:
         """Give a worker that is stopping nothing new, and its requests to others if there are."""
-        if not member.is_draining:
-            member.is_draining = True
+        is_news, member.is_draining = not member.is_draining, True
+        self._relieve()  # each time: others may be there by now, or requests that were under way
+        if is_news:
             self._log.info("%s is stopping", member.info.name)
-            self._relieve()
             self.announce()
 
     def _relieve(self) -> None:
@@ -337,7 +337,7 @@ class Fleet:
 
     def _look_at(self, member: Member, status: WorkerStatus) -> None:
         member.status = status
-        if status.is_draining:
+        if status.is_draining or member.is_draining:
             self._drain(member)
         if member.steps.stalled_s(status, self._clock.now_s()) >= self._wedged_after_s:
             why = f"wedged: no step for {self._wedged_after_s:g} s while work waits"

@@ -210,7 +210,7 @@ class Placing:
 
     def _place(self, waiting: _Waiting, loads: Loads) -> Placement | Rejected:
         origin = waiting.recovery.origin
-        if origin is not None:
+        if origin is not None and self._is_connected(origin.incarnation):
             moved = move(origin, waiting.need, loads.decode)
             if moved is not None:
                 return moved
@@ -227,6 +227,10 @@ class Placing:
             exposed_transfer_s=self.knowledge.rates.exposed_transfer_s(),
         )
         return at_holder if at_holder and isinstance(elsewhere, Rejected) else elsewhere
+
+    def _is_connected(self, incarnation: str) -> bool:
+        """Whether that decode worker still is: another of its name holds nothing of it."""
+        return any(m.info.incarnation == incarnation for m in self._fleet.members(Role.DECODE))
 
     def _error(self, waiting: _Waiting, rejected: Rejected) -> TwophaseError | None:
         """What a rejection means for the request; None lets it wait."""
