@@ -7,10 +7,11 @@ import pytest
 
 from core.clock import ManualClock
 from core.errors import DeviceLost
+from decode_worker.migration import Migrations
 from decode_worker.service import DecodeService
 from engine.failed_steps import FAILING_S, MAX_FAILED_STEPS
 from tests.unit.decode_worker.driver import World, make_request
-from tests.unit.decode_worker.test_decode_drain import SilentLinks
+from tests.unit.decode_worker.test_decode_drain import NoLinks, SilentLinks
 
 
 class BrokenRunner:
@@ -32,8 +33,9 @@ async def test_it_ends_with_the_error_of_its_device():
     runner = BrokenRunner(world, clock)
     world.reserve(make_request("r", deadline_s=1e9), is_local=True)
     with ThreadPoolExecutor(1) as device:
+        migrations = Migrations(world.worker, NoLinks(), clock)
         service = DecodeService(
-            world.worker._info, world.worker, runner, SilentLinks(), device=device, clock=clock
+            world.worker, runner, SilentLinks(), migrations, device=device, clock=clock
         )
         with pytest.raises(DeviceLost, match="illegal memory access"):
             await asyncio.wait_for(service.run_device(), 10.0)
