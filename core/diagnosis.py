@@ -156,6 +156,8 @@ def _waits(completion: Completion) -> list[Finding]:
     taken = dict(phases.items()) | {"unaccounted": phases.unaccounted_s}
     findings = []
     for phase, (what, advice) in _WAITS.items():
+        if phase == "recovery" and not completion.failures:
+            continue  # a worker that stopped in order handed it over: it was served meanwhile
         if phase == "place" and is_further_answer(completion.request_id):
             what, advice = _BESIDE
         if taken[phase] >= max(MIN_WAIT_S, MIN_SHARE * phases.total_s):

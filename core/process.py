@@ -58,16 +58,20 @@ def exit_code_of(run: Callable[[], None]) -> int:
         sys.stderr.write(f"twophase: {error}\n")
         return EXIT_REFUSED
     except BaseExceptionGroup as group:
-        errors = group.subgroup(TwophaseError)
-        if errors is None:
+        cause = cause_of(group)
+        if cause is group:
             raise
-        sys.stderr.write(f"twophase: {_first(errors)}\n")
+        sys.stderr.write(f"twophase: {cause}\n")
         return EXIT_REFUSED
     return 0
 
 
-def _first(group: BaseExceptionGroup[TwophaseError]) -> BaseException:
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
+def cause_of(error: BaseException) -> BaseException:
+    """The first TwophaseError in a group of errors; what is no such group, itself."""
+    known = error.subgroup(TwophaseError) if isinstance(error, BaseExceptionGroup) else None
+    if known is None:
+        return error
+    first: BaseException = known
+    while isinstance(first, BaseExceptionGroup):
+        first = first.exceptions[0]
+    return first

@@ -236,7 +236,9 @@ STUCK_WORKERS = _gauge(
 )
 REQUESTS_RUNNING = _gauge("requests_running", "Answers that workers are at, or are being written.")
 REQUESTS_WAITING = _gauge("requests_waiting", "Answers that wait at the router for workers.")
-WORKERS = _gauge("workers", "Connected workers: ready, suspect or draining.", "pool", "state")
+WORKERS = _gauge(
+    "workers", "Connected workers: ready, warming, suspect or draining.", "pool", "state"
+)
 WORKER_REQUESTS = _gauge(
     "worker_requests", "Requests at a worker: waiting for blocks, or running.", "worker", "state"
 )

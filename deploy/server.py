@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any
 
-from core.process import start_logging
+from core.process import cause_of, start_logging
 from decode_worker.config import DecodeWorkerConfig
 from prefill_worker.config import PrefillWorkerConfig
 from router.config import FrontDoorConfig
@@ -85,10 +85,8 @@ class Server:
         try:
             asyncio.run(self._serve())
         except BaseException as error:  # root of the thread: whoever waits gets the error
-            if not self._address.done():
-                self._address.set_exception(error)
-                return
-            self._ended.set_exception(error)
+            waited_for = self._ended if self._address.done() else self._address
+            waited_for.set_exception(cause_of(error))
         else:
             self._ended.set_result(None)
 

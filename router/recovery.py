@@ -66,8 +66,9 @@ class Failure:
 class Recovery:
     """Attempts of one request.
 
-    Invariants: at most `max_attempts` fail, those that a stopping worker handed over not counted; a
-    worker that failed one is not in the next. origin is where the next one may fetch its KV cache.
+    Invariants: at most `max_attempts` fail; those that a stopping worker handed over are not
+    counted, nor is one for which it could not be fetched what it held. A worker that failed one is
+    not in the next. origin is where the next one may fetch its KV cache.
     """
 
     on_failure: OnFailure
@@ -90,12 +91,14 @@ class Recovery:
         if failure.origin is None:
             self.failures.append(f"{pair}: {error}")
         self.last_error, self.origin = error, failure.origin
-        # A worker that stops in order hands over what it has: nothing went wrong with the request.
-        self._num_failed += not isinstance(error, PeerStopping)
+        is_prefill_avoided = failure.is_from_prefill or isinstance(error, TransferFailed)
+        # A worker that stops in order hands over what it has: nothing went wrong with the request,
+        # which is read again where that could not be fetched.
+        is_unfetched = placement.held_id is not None and is_prefill_avoided
+        self._num_failed += not (is_unfetched or isinstance(error, PeerStopping))
         may_go_on = self.on_failure is OnFailure.RESUME and not isinstance(error, FINAL)
         if not may_go_on or self._num_failed >= self.max_attempts:
             raise error
-        is_prefill_avoided = failure.is_from_prefill or isinstance(error, TransferFailed)
         if placement.prefill is not None and is_prefill_avoided:
             self._avoided.add(placement.prefill_incarnation)
         else:

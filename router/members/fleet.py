@@ -77,15 +77,13 @@ class Fleet:
 
     def add(self, address: str) -> bool:
         """Keep a connection to the worker at `address` from now on; False if it was known."""
-        if address in self._tasks:
-            return False
-        self._tasks[address] = self._group.create_task(self._keep(address))
-        return True
+        if is_new := address not in self._tasks:
+            self._tasks[address] = self._group.create_task(self._keep(address))
+        return is_new
 
     async def remove(self, address: str) -> None:
         """Forget the worker at `address`; idempotent."""
-        task = self._tasks.pop(address, None)
-        if task is not None:
+        if (task := self._tasks.pop(address, None)) is not None:
             task.cancel()
             await asyncio.wait([task])
         self._last_errors.pop(address, None)
@@ -103,12 +101,15 @@ class Fleet:
                     for member in self._members.values():
                         if member.peer.address == address:
                             return member.info
-                    changed = self.changed
-                    await changed.wait()
+                    await self.changed.wait()
         except TimeoutError as error:
-            cause = self._last_errors.get(address)
-            detail = f": {cause}" if cause is not None else ""
+            detail = f": {self._last_errors[address]}" if address in self._last_errors else ""
             raise PeerLost(address, f"not connected within {timeout_s:g} s{detail}") from error
+
+    @property
+    def is_incomplete(self) -> bool:
+        """Whether a known worker is not connected, and looked for."""
+        return len(self._members) < len(self._tasks)
 
     def members(self, role: Role) -> list[Member]:
         """Connected workers of one pool."""
@@ -165,19 +166,19 @@ class Fleet:
         """
         now_s = self._clock.now_s()
         usable = [member for member in self.members(Role.PREFILL) if member.is_usable(now_s)]
-        return [
-            member.idle_load for member in [m for m in usable if not m.is_cold(now_s)] or usable
-        ]
+        warm = [member for member in usable if not member.is_cold(now_s)]
+        return [member.idle_load for member in warm or usable]
 
     def decode_loads(self) -> list[DecodeLoad]:
         """The decode workers that may be given a request; what they have to do is not told.
 
-        Nobody makes up for decode: where every worker has failed lately, or is cold, all are tried.
+        Cold ones where there is no other; all, where every one has failed lately: none makes up.
         """
         now_s = self._clock.now_s()
         taking = [member for member in self._decode_members() if not member.is_draining]
-        usable = [m for m in taking if m.is_usable(now_s) and not m.is_cold(now_s)]
-        return [member.idle_decode_load for member in usable or taking]
+        usable = [member for member in taking if member.is_usable(now_s)]
+        warm = [member for member in usable if not member.is_cold(now_s)]
+        return [member.idle_decode_load for member in warm or usable or taking]
 
     def blame(self, placement: Placement, failure: Failure) -> None:
         """Count a failed attempt against the workers whose fault it may be."""
@@ -197,9 +198,9 @@ class Fleet:
         members = list(self._members.values())
         calls = [member.peer.status(timeout_s) for member in members]
         results = await asyncio.gather(*calls, return_exceptions=True)
+        told = {m.info.name: r for m, r in zip(members, results, strict=True)}
         statuses = [result for result in results if isinstance(result, WorkerStatus)]
-        pairs = zip(members, results, strict=True)
-        return statuses, [m.info.name for m, r in pairs if not isinstance(r, WorkerStatus)]
+        return statuses, [name for name, r in told.items() if not isinstance(r, WorkerStatus)]
 
     async def holders(self, timeout_s: float) -> list[BlockHolder]:
         """Who holds blocks on each connected worker; `statuses` tells who does not answer."""
@@ -235,10 +236,9 @@ class Fleet:
                 info = await peer.info(CONNECT_TIMEOUT_S)
                 await self._require_unstuck(info, peer)
                 await self._serve(info, peer, backoff)
-            except DeadlineExceeded as error:
-                backoff.reset()  # nobody listens: the connection itself tried again, once a second
-                self._note_error(address, str(error))
             except TwophaseError as error:
+                if isinstance(error, DeadlineExceeded):
+                    backoff.reset()  # nobody listens: the connection itself tried, once a second
                 self._note_error(address, str(error))
             except Exception as error:  # root of the task: the router lives, this worker is lost
                 self._note_error(address, repr(error), bug=error)
@@ -294,10 +294,10 @@ class Fleet:
 
     def _drain(self, member: Member) -> None:
         """Give a worker that is stopping nothing new, and its requests to others if there are."""
-        if not member.is_draining:
-            member.is_draining = True
+        is_news, member.is_draining = not member.is_draining, True
+        self._relieve()  # each time: others may be there by now, or requests that were under way
+        if is_news:
             self._log.info("%s is stopping", member.info.name)
-            self._relieve()
             self.announce()
 
     def _relieve(self) -> None:
@@ -337,7 +337,7 @@ class Fleet:
 
     def _look_at(self, member: Member, status: WorkerStatus) -> None:
         member.status = status
-        if status.is_draining:
+        if status.is_draining or member.is_draining:
             self._drain(member)
         if member.steps.stalled_s(status, self._clock.now_s()) >= self._wedged_after_s:
             why = f"wedged: no step for {self._wedged_after_s:g} s while work waits"

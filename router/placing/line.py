@@ -210,7 +210,7 @@ class Placing:
 
     def _place(self, waiting: _Waiting, loads: Loads) -> Placement | Rejected:
         origin = waiting.recovery.origin
-        if origin is not None:
+        if origin is not None and self._is_connected(origin.incarnation):
             moved = move(origin, waiting.need, loads.decode)
             if moved is not None:
                 return moved
@@ -228,6 +228,10 @@ class Placing:
         )
         return at_holder if at_holder and isinstance(elsewhere, Rejected) else elsewhere
 
+    def _is_connected(self, incarnation: str) -> bool:
+        """Whether that decode worker still is: another of its name holds nothing of it."""
+        return any(m.info.incarnation == incarnation for m in self._fleet.members(Role.DECODE))
+
     def _error(self, waiting: _Waiting, rejected: Rejected) -> TwophaseError | None:
         """What a rejection means for the request; None lets it wait."""
         had = waiting.why
@@ -238,7 +242,8 @@ class Placing:
             return None
         recovery = waiting.recovery
         # A worker that was lost is started again: others that were tried do not stand for it.
-        is_hopeful = isinstance(recovery.last_error, PeerLost) and recovery.may_recompute
+        is_lost = isinstance(recovery.last_error, PeerLost) or self._fleet.is_incomplete
+        is_hopeful = recovery.last_error is not None and is_lost and recovery.may_recompute
         is_anybody_there = bool(self._fleet.decode_loads()) and not is_hopeful
         if is_anybody_there and recovery.last_error is not None:
             return recovery.last_error  # all that are there were tried

@@ -121,7 +121,8 @@ async def test_turned_off_nothing_is_kept_and_answers_are_what_they_were(run, re
         answer = await cluster.ask(PROMPT, max_tokens=9)
         assert answer.token_ids == reference(PROMPT, 9)
         phases = answer.completion.phases
-        assert phases.decode_s > 0 and phases.accounted_s <= phases.total_s
+        # phases of two processes may overlap by a hop
+        assert phases.decode_s > 0 and phases.unaccounted_s > -0.02
         with pytest.raises(InvalidRequest):
             await cluster.client.admin.explain(answer.completion.request_id)
         told = await scrape(cluster)

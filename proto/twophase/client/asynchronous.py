@@ -1,5 +1,6 @@
 """The client for asyncio: as the blocking one, whose docstrings tell what it leaves out."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -68,7 +69,7 @@ class AsyncClient:
                 async for response in stream:
                     yield asking.take(response)
             except grpc.RpcError as error:
-                asking.lost(from_rpc_error(error, router.address))
+                await asyncio.sleep(asking.lost(from_rpc_error(error, router.address)))
             finally:
                 stream.cancel()
 
@@ -112,7 +113,7 @@ class AsyncClient:
             try:
                 reply = await call_async(router.address, method, request, remaining_s)
             except TwophaseError as error:
-                asking.lost(error)
+                await asyncio.sleep(asking.lost(error))
             else:
                 return [asking.take(answer) for answer in (reply.answer, *reply.other_answers)]
 
@@ -177,7 +178,7 @@ class AsyncClient:
             try:
                 return await call_async(router.address, method(router), request, timeout_s)
             except TwophaseError as error:
-                tries.lost(error)
+                await asyncio.sleep(tries.lost(error))
 
     async def __aenter__(self) -> Self:
         """The client itself."""

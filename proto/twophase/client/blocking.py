@@ -1,5 +1,6 @@
 """The client for plain code; may be shared between threads."""
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -87,7 +88,7 @@ class Client:
                 for response in stream:
                     yield asking.take(response)
             except grpc.RpcError as error:
-                asking.lost(from_rpc_error(error, router.address))
+                time.sleep(asking.lost(from_rpc_error(error, router.address)))
             finally:
                 stream.cancel()
 
@@ -131,7 +132,7 @@ class Client:
             try:
                 reply = call(router.address, method, request, remaining_s)
             except TwophaseError as error:
-                asking.lost(error)
+                time.sleep(asking.lost(error))
             else:
                 return [asking.take(answer) for answer in (reply.answer, *reply.other_answers)]
 
@@ -191,7 +192,7 @@ class Client:
             try:
                 return call(router.address, method(router), request, timeout_s)
             except TwophaseError as error:
-                tries.lost(error)
+                time.sleep(tries.lost(error))
 
     def __enter__(self) -> Self:
         """The client itself."""

@@ -2,9 +2,10 @@
 
 A client that knows several routers of one cluster asks the one that answered last. When it is lost
 in the middle of an answer, the next is told which tokens are there already, and the stream goes on
-behind them: each token comes once, and they are those of an undisturbed stream. Once every router
-was lost in a row, without a token in between, the last error is raised. Several answers to one
-prompt are not gone on with: the error is raised at once.
+behind them: each token comes once, and they are those of an undisturbed stream. When every router
+was lost in a row, all are asked again, for PATIENCE_S since the first of them: a router is started
+again in less. Then, without a token in between, the last error is raised. A client of one router
+raises it at once, as it is for several answers to one prompt, which are not gone on with.
 """
 
 import threading
@@ -26,6 +27,10 @@ from twophase.v1 import admin_pb2_grpc
 from twophase.v1 import inference_pb2 as pb
 from twophase.v1 import inference_pb2_grpc as pb_grpc
 from twophase.wire import chunk_from_wire
+
+PATIENCE_S = 10.0
+# From one round of all routers to the next.
+ROUND_S = 0.5
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,20 +95,29 @@ class Tries:
         self.router = routers.current
         self._routers = routers
         self._num_lost_in_a_row = 0
+        self._first_lost_s = 0.0
 
     def answered(self) -> None:
         """The router said something that is of use."""
         self._num_lost_in_a_row = 0
 
-    def lost(self, error: TwophaseError) -> None:
-        """The router failed the call; raises `error` if no other could make it good."""
+    def lost(self, error: TwophaseError) -> float:
+        """The router failed the call; how many seconds to wait before the next one is asked.
+
+        Raises `error` if no other could make it good.
+        """
         if status_code(error) is not grpc.StatusCode.UNAVAILABLE:
             raise error
         self._routers.lost(self.router)
+        now_s, num_routers = time.monotonic(), len(self._routers.all)
+        if self._num_lost_in_a_row == 0:
+            self._first_lost_s = now_s
         self._num_lost_in_a_row += 1
-        if self._num_lost_in_a_row >= len(self._routers.all):
+        is_round_over = self._num_lost_in_a_row % num_routers == 0
+        if num_routers == 1 or (is_round_over and now_s - self._first_lost_s >= PATIENCE_S):
             raise error
         self.router = self._routers.current
+        return ROUND_S if is_round_over else 0.0
 
 
 class Asking:
@@ -153,14 +167,15 @@ class Asking:
         self._num_told += len(chunk.prompt_logprobs) - num_again
         return replace(chunk, prompt_logprobs=chunk.prompt_logprobs[num_again:])
 
-    def lost(self, error: TwophaseError) -> None:
-        """The router failed; raises `error` if no other could make it good."""
+    def lost(self, error: TwophaseError) -> float:
+        """As `Tries.lost`."""
         if self.is_over:
-            return  # nothing is missing
-        self._tries.lost(error)
+            return 0.0  # nothing is missing
+        wait_s = self._tries.lost(error)
         if self.message.sampling.n > 1:
             raise error  # who has which tokens of which answer cannot be said in one request
         self.message.resumption.SetInParent()
         self.message.resumption.token_ids[:] = self._token_ids
         # With the first token all of them were told, and no router tells them any more.
         self._num_told_again = 0 if self._token_ids else self._num_told
+        return wait_s

@@ -47,6 +47,8 @@ def delayed(phase, seconds=1.0):
     if phase != "unaccounted":
         longer[f"{phase}_s"] = getattr(phases, f"{phase}_s") + seconds
     completion = replace(HEALTHY, phases=replace(phases, **longer))
+    if phase == "recovery":
+        completion = replace(completion, failures=("prefill-0 to decode-0: it was killed",))
     if phase == "decode":
         gap = replace(GAP, gap_s=GAP.gap_s + seconds)
         report = replace(HEALTHY.decode, decode_s=1.2 + seconds, longest_gap=gap)
@@ -77,6 +79,12 @@ def test_a_second_more_names_the_phase_that_took_it_and_no_other(phase, usual):
     assert [finding.phase for finding in findings] == [phase]
     assert findings[0].seconds >= 1.0
     assert findings[0].evidence and findings[0].advice
+
+
+def test_an_answer_that_moved_from_a_worker_that_stopped_suffered_from_no_failure():
+    moved = replace(delayed("recovery", 30.0), failures=(), num_resumed_tokens=12)
+    assert explain(moved, USUAL) == []
+    assert troubles([moved, HEALTHY]) == []
 
 
 @pytest.mark.parametrize(

@@ -136,6 +136,45 @@ async def test_a_worker_that_dies_while_it_holds_an_answer_is_made_up_for(move_o
     await move_of.nothing_is_left()
 
 
+async def test_what_a_worker_held_is_not_asked_of_the_one_that_follows_it(move_of, join, clock):
+    await move_of.begin()
+    other = next(worker for worker in move_of.decodes if worker is not move_of.old)
+    full = move_of.fleet.decode(other.info.name)
+    full.is_draining = True  # so that nobody can take the answer
+    move_of.old.update(Held("r"))
+    await until(lambda: move_of.dispatcher.num_waiting)
+    move_of.old.stream.say(END)
+    await until(lambda: len(move_of.fleet.members(Role.DECODE)) == 1)
+    move_of.decodes.remove(move_of.old)
+    move_of.decodes.append(await join(move_of.old.info.name, incarnation="9", **LARGE))
+    new, prefill = await move_of.prefilling("r~2")
+    assert (new.info.incarnation, prefill.held_id) == ("9", None)
+    prefill.say(FIRST, TRANSFER_REPORT, END)
+    new.update(*(token(i, request_id="r~2") for i in (1, 2)))
+    new.update(token(3, request_id="r~2", done=DONE))
+    assert (await move_of.task).failures == ()
+    assert move_of.counters.totals.failed_migrations == ()
+
+
+async def test_requests_leave_a_stopping_worker_as_soon_as_another_can_take_them(move_of):
+    other = move_of.decodes[1]
+    member = move_of.fleet.decode(other.info.name)
+    member.breaker.failed(move_of.clock.now_s(), is_unreachable=True)
+    task = move_of.start(make_request(num_prompt_tokens=NUM_PROMPT_TOKENS, max_tokens=6))
+    old, call = await move_of.prefilling("r")
+    call.say(FIRST, TRANSFER_REPORT, END)
+    old.update(token(1))
+    await until(lambda: len(move_of.tokens) == 2)
+    old.stream.say(STOPPING)
+    await until(lambda: move_of.fleet.decode(old.info.name).is_draining)
+    assert HoldRequest("r") not in old.commands
+    member.breaker.succeeded()
+    old.answer_heartbeat(is_draining=True)
+    await until(lambda: HoldRequest("r") in old.commands)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
 async def test_a_worker_that_dies_before_it_holds_the_answer_is_a_death_like_any(move_of):
     await move_of.begin()
     move_of.old.die()

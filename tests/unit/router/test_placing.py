@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from core.clock import ManualClock
 from core.config import Mode
-from core.errors import InvalidRequest, Overloaded, PeerLost
+from core.errors import InvalidRequest, Overloaded, PeerLost, TwophaseError
 from core.request import Priority, Resumption, Sender
 from core.settings.router import OnFailure
 from core.worker import FirstToken, Role
@@ -38,6 +38,8 @@ SOON_S = 0.03
 
 class Members(Fleet):
     """A fleet whose workers are told, not connected."""
+
+    is_incomplete = False
 
     def __init__(self, clock):
         super().__init__(clock, worker_timeout_s=1.0, wedged_after_s=1.0)
@@ -305,6 +307,30 @@ async def test_a_request_that_a_worker_failed_goes_before_all_that_are_new(line)
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+    line.nothing_is_left()
+
+
+@pytest.mark.parametrize("is_awaited", [True, False])
+async def test_whom_all_failed_that_are_there_waits_only_for_a_worker_that_is_looked_for(
+    is_awaited,
+):
+    line = Line(max_wait_s=5.0)
+    line.fleet.join("d0", max_num_sequences=1, num_blocks=1000)
+    line.fleet.is_incomplete = is_awaited
+    failed = TwophaseError("the decode step failed: no memory")
+    recovery = Recovery(OnFailure.RESUME, 4, last_error=failed, _avoided={"d0-life"})
+    async with line.watched():
+        done = asyncio.Event()
+        task = asyncio.create_task(line.run(make_request("r"), recovery, done))
+        await settle()
+        if is_awaited:
+            line.fleet.join("d1", max_num_sequences=1, num_blocks=1000)
+            await until(lambda: "r" in line.inside)
+            done.set()
+            assert (await task).decode == "d1"
+        else:
+            with pytest.raises(TwophaseError, match="no memory"):
+                await task
     line.nothing_is_left()
 
 

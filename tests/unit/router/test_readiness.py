@@ -209,6 +209,16 @@ async def test_a_new_worker_is_given_requests_once_all_its_links_are_tested(warm
     await until(lambda: "prefill-1" in placeable(warming.fleet))
 
 
+async def test_a_cold_worker_serves_before_one_that_has_failed(warming):
+    await one_pair(warming)
+    await warming.join("decode-1")
+    await until(lambda: warming.fleet.cold)
+    warming.fleet.decode("decode-0").breaker.failed(1000.0, is_unreachable=True)
+    assert placeable(warming.fleet) == {"prefill-0", "decode-1"}
+    warming.fleet.decode("decode-1").breaker.failed(1000.0, is_unreachable=True)
+    assert placeable(warming.fleet) == {"prefill-0", "decode-0", "decode-1"}
+
+
 async def test_a_partner_that_cannot_be_reached_holds_a_new_worker_up_for_a_while_only(
     warming, caplog
 ):

@@ -41,6 +41,7 @@ from tests.unit.router.doubles import (
 )
 
 PAIR = Placement("prefill-0", "decode-0", "because", "p", "d")
+MOVE = Placement("decode-9", "decode-0", "because", "9", "d", held_id="r")
 LINK_LOST = TransferFailed(TransferFailure.LINK_LOST, "its stream ended")
 
 
@@ -366,6 +367,16 @@ def test_workers_that_stop_in_order_use_up_no_attempts():
     recovery.failed(Failure(LINK_LOST, is_from_prefill=False), PAIR)
     with pytest.raises(TransferFailed):
         recovery.failed(Failure(LINK_LOST, is_from_prefill=False), PAIR)
+
+
+@pytest.mark.parametrize("error", [LINK_LOST, PeerLost("decode-9", "killed")])
+def test_a_kv_cache_that_could_not_be_fetched_uses_up_no_attempt(error):
+    recovery = Recovery(OnFailure.RESUME, 1)
+    recovery.failed(Failure(error, is_from_prefill=True), MOVE)
+    assert recovery.failures
+    recovery.failed(Failure(LINK_LOST, is_from_prefill=False), MOVE)
+    with pytest.raises(PeerLost, match="decode-0"):
+        recovery.failed(Failure(PeerLost("decode-0", "killed"), is_from_prefill=False), MOVE)
 
 
 @given(
