@@ -47,7 +47,9 @@ def diagnose(
     """Tell which phases were slow in the requests that ended lately, and why."""
     with connect(address) as client:
         diagnosis = client.admin.diagnose(minutes * 60)
-    out.print(f"{diagnosis.num_requests} requests ended well in the last {minutes:g} minutes")
+    num = diagnosis.num_requests
+    requests = "1 request" if num == 1 else f"{num} requests"
+    out.print(f"{requests} ended well in the last {minutes:g} minutes")
     if not diagnosis.num_requests:
         return
     table = Table("phase", box=None)

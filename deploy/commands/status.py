@@ -60,7 +60,9 @@ def _quarantine(worker: WorkerStatus) -> str:
 
 
 def _worker_table(workers: tuple[WorkerStatus, ...]) -> Table:
-    table = Table("worker", "address", box=None)
+    table = Table(box=None, pad_edge=False, collapse_padding=True)
+    for column in ("worker", "address"):
+        table.add_column(column, no_wrap=True, overflow="fold")
     for column in ("waiting", "running", "blocks used", "quarantined", "cached", "of", "steps"):
         table.add_column(column, justify="right")
     for worker in workers:

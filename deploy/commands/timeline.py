@@ -99,6 +99,8 @@ def show(out: Console, told: Timeline, *, every: bool = False) -> None:
                 label = Text(event.kind.replace("_", " "))
                 table.add_row(label, bar, at, took, Text(_detail(event)))
     out.print(table)
+    for placed in (event for event in events if event.kind is EventKind.PLACED and event.note):
+        out.print(f"placed: {escape(placed.note)}", style="dim", highlight=False)
     if not told.is_running:
         out.print(phase_bar(completion).append("  ").append_text(phase_legend(completion)))
     out.print(summary(completion), style="dim", highlight=False)
@@ -166,6 +168,8 @@ def _detail(event: Event) -> str:
             return f"{event.num_tokens} prompt tokens of {whose} read"
         case EventKind.DELIVERIES:
             return f"{event.count} of them"
+        case EventKind.PLACED:
+            return "why: below" if event.note else ""
         case _:
             return event.note
 
