@@ -62,9 +62,9 @@ def _quarantine(worker: WorkerStatus) -> str:
 def _worker_table(workers: tuple[WorkerStatus, ...]) -> Table:
     table = Table(box=None, pad_edge=False, collapse_padding=True)
     for column in ("worker", "address"):
-        table.add_column(column, no_wrap=True, overflow="fold")
-    for column in ("waiting", "running", "blocks used", "quarantined", "cached", "of", "steps"):
-        table.add_column(column, justify="right")
+        table.add_column(column, overflow="fold")
+    for column in ("waiting", "running", "blocks\nused", "quarantined", "cached", "of", "steps"):
+        table.add_column(column, justify="right", no_wrap=True)
     for worker in workers:
         counts = (
             worker.num_waiting_requests,
