@@ -133,7 +133,7 @@ def ask(
         sampling = Sampling(max_tokens=max_tokens, temperature=temperature, seed=seed)
         completion = _stream(client, message, sampling)
     if completion is not None:
-        _hint(f"{own_name()} explain {completion.request_id}")
+        _hint(f"{own_name()} explain{_at(address)} {completion.request_id}")
 
 
 def chaos(config: Config = None, overrides: Overrides = None) -> None:
@@ -289,8 +289,11 @@ def _say_ready(address: str, http: str | None, cluster: ClusterConfig) -> None:
     out.print(f"[green]ready[/]: gRPC at [bold]{address}[/]{also}, mode {cluster.mode}")
     if http and cluster.router.page:
         _hint(f"see: {http}/ui")
-    other = "" if address == DEFAULT_ADDRESS else f" --address {address}"
-    _hint(f'try: {own_name()} ask{other} "{DEMO_PROMPT}"')
+    _hint(f'try: {own_name()} ask{_at(address)} "{DEMO_PROMPT}"')
+
+
+def _at(address: str) -> str:
+    return "" if address == DEFAULT_ADDRESS else f" --address {address}"
 
 
 def own_name() -> str:

@@ -15,17 +15,18 @@ from core.completion import Completion
 from core.finding import Finding
 from deploy.commands.connection import DEFAULT_ADDRESS, Address, connect
 from deploy.commands.phase_bar import duration, phase_bar, phase_legend, summary
+from deploy.commands.request_id import AskedId, found
 
 out = Console()
 
 
 def explain(
-    request_id: Annotated[str, typer.Argument(help="As the request's last message tells it.")],
+    request_id: AskedId,
     address: Address = DEFAULT_ADDRESS,
 ) -> None:
     """Tell which phase of a request that ended was slow, and why."""
     with connect(address) as client:
-        explained = client.admin.explain(request_id)
+        explained = found(client.admin.explain, request_id)
     completion = explained.completion
     out.print(
         f"request {escape(completion.request_id)} ended {duration(explained.age_s)} ago "

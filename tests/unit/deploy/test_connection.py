@@ -6,9 +6,10 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from core.errors import PeerLost, TwophaseError
+from core.errors import InvalidRequest, PeerLost, TwophaseError
 from deploy.cli import app, own_name
 from deploy.commands.connection import connect
+from deploy.commands.request_id import found
 
 
 @pytest.fixture
@@ -59,3 +60,15 @@ def test_help_begins_with_what_a_newcomer_needs_and_the_version_is_told():
     assert order == sorted(order)
     assert "TWOPHASE_API_KEY" in told
     assert CliRunner().invoke(app, ["--version"]).output.startswith("twophase 0.")
+
+
+@pytest.mark.parametrize("asked", ["7f0c", "cmpl-7f0c", "chatcmpl-7f0c"])
+def test_a_request_is_found_by_the_id_of_its_http_answer_too(asked):
+    def known(request_id):
+        if request_id != "7f0c":
+            raise InvalidRequest("request_id", request_id, "is not known")
+        return "it"
+
+    assert found(known, asked) == "it"
+    with pytest.raises(InvalidRequest, match="other"):
+        found(known, f"{asked}-other")
