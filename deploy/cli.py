@@ -1,10 +1,12 @@
 """The command line: `twophase serve`, `demo`, `ask`, `status` and the rest; `--help` lists them.
 
-Exit codes: 0 done, 2 refused (one line on standard error says why), 130 interrupted.
+Exit codes: 0 done, 1 done and something is wrong, 2 refused (one line on standard error says why),
+130 interrupted.
 """
 
 import os
 import queue
+import shutil
 import signal
 import socket
 import sys
@@ -47,25 +49,20 @@ LOOK_S = 2.0
 DEMO_PROMPT = "What is the capital of Portugal? Answer in one short sentence."
 EXIT_INTERRUPTED = 130
 
+HELP = """Serve a language model with prefill and decode in pools of their own.
+
+Begin with `twophase serve`, then `twophase ask "Why is the sky blue?"` in another terminal.
+
+Where the router asks for an API key, put yours into the environment variable TWOPHASE_API_KEY.
+
+Exit codes: 0 done, 1 done and something is wrong, 2 refused (one line on standard error says why),
+130 interrupted.
+"""
 app = typer.Typer(
-    add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__
+    add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=HELP
 )
-model_app = typer.Typer(no_args_is_help=True, help="Fetch and list models.")
-app.add_typer(model_app, name="model")
-app.add_typer(key_app, name="key")
-app.add_typer(config_app, name="config")
-app.add_typer(scaling_app, name="scaling")
-app.command()(simulate)
-app.command()(what_if)
-app.command()(compare)
 app.callback()(connection_options)
-app.command()(explain)
-app.command()(diagnose)
-app.command()(doctor)
-app.command()(status)
-app.command()(timeline)
-app.command()(up)
-app.command()(down)
+model_app = typer.Typer(no_args_is_help=True, help="Fetch and list models.")
 
 out = Console()
 err = Console(stderr=True)
@@ -74,7 +71,6 @@ WithoutRay = Annotated[bool, typer.Option(help="Child processes instead of Ray a
 DryRun = Annotated[bool, typer.Option(help="Decide how pools should scale, and only say so.")]
 
 
-@app.command()
 def serve(
     config: Config = None,
     overrides: Overrides = None,
@@ -93,9 +89,7 @@ def serve(
     live = LiveConfig(cluster)
     signals: queue.SimpleQueue[int] = queue.SimpleQueue()
     with _running(cluster, without_ray=without_ray, live=live) as address:
-        http = _http(address, cluster)
-        out.print(f"[green]ready[/]: gRPC at [bold]{address}[/]{http}, mode {cluster.mode}")
-        out.print(f'try: twophase ask --address {address} "{DEMO_PROMPT}"', style="dim")
+        _say_ready(address, _http(address, cluster), cluster)
         _on_signals(signals)
         while (number := _next(signals)) in (None, signal.SIGHUP):
             if number is None:
@@ -105,7 +99,6 @@ def serve(
             out.print(escape(reload.sentence), soft_wrap=True, highlight=False)
 
 
-@app.command()
 def demo(
     config: Config = None,
     overrides: Overrides = None,
@@ -123,27 +116,26 @@ def demo(
         _stream(client, [ChatMessage("user", DEMO_PROMPT)], Sampling(max_tokens=64))
 
 
-@app.command()
 def ask(
     prompt: Annotated[str, typer.Argument(help="What to ask; - reads standard input.")],
     address: Address = DEFAULT_ADDRESS,
     raw: Annotated[bool, typer.Option(help="Continue the text instead of chatting.")] = False,
-    max_tokens: Annotated[int | None, typer.Option(help="Most tokens of the answer.")] = None,
-    temperature: Annotated[float | None, typer.Option(help="0 is greedy.")] = None,
-    seed: Annotated[int | None, typer.Option(help="For temperature over 0.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Most tokens of the answer [256].")] = None,
+    temperature: Annotated[float | None, typer.Option(help="0, or none, is greedy.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Of the draws, for a temperature over 0.")
+    ] = None,
 ) -> None:
     """Stream an answer, then show where its time went."""
     text = sys.stdin.read() if prompt == "-" else prompt
     message: Prompt = text if raw else [ChatMessage("user", text)]
     with connect(address) as client:
-        _stream(
-            client,
-            message,
-            Sampling(max_tokens=max_tokens, temperature=temperature, seed=seed),
-        )
+        sampling = Sampling(max_tokens=max_tokens, temperature=temperature, seed=seed)
+        completion = _stream(client, message, sampling)
+    if completion is not None:
+        _hint(f"{own_name()} explain{_at(address)} {completion.request_id}")
 
 
-@app.command()
 def chaos(config: Config = None, overrides: Overrides = None) -> None:
     """Start a cluster, kill and pause its workers under load; show what became of every stream."""
     from deploy.commands.chaos import chaos_run
@@ -167,9 +159,23 @@ def model_list() -> None:
     from deploy.model_store import list_models
 
     table = Table("model", "what", "directory", box=None)
+    table.columns[-1].overflow = "fold"
     for model in list_models():
         table.add_row(model.name, model.description, str(model.directory or "not fetched"))
     out.print(table)
+
+
+PANELS = (
+    ("Run a cluster", (serve, demo, up, down)),
+    ("Use it", (ask, explain, diagnose, timeline, status, doctor)),
+    ("Try before you change", (compare, simulate, what_if, chaos)),
+)
+for panel, commands in PANELS:
+    for command in commands:
+        app.command(rich_help_panel=panel)(command)
+GROUPS = (("config", config_app), ("scaling", scaling_app), ("model", model_app), ("key", key_app))
+for name, group in GROUPS:
+    app.add_typer(group, name=name, rich_help_panel="Files, decisions, models, keys")
 
 
 def main() -> None:
@@ -257,12 +263,12 @@ def _next(signals: "queue.SimpleQueue[int]") -> int | None:
         return None
 
 
-def _http(address: str, cluster: ClusterConfig) -> str:
-    """How to reach the HTTP endpoint of the router, if it has one."""
+def _http(address: str, cluster: ClusterConfig) -> str | None:
+    """The URL of the router's HTTP endpoint; None if it has none."""
     with own_client(address, cluster.security) as client:
         http_address = client.status().http_address
     scheme = "http" if cluster.security.front_door_tls is None else "https"
-    return f", HTTP at [bold]{scheme}://{http_address}[/]" if http_address else ""
+    return f"{scheme}://{http_address}" if http_address else None
 
 
 def _require_router(address: str) -> None:
@@ -277,7 +283,32 @@ def _require_router(address: str) -> None:
         pass  # busy, not gone
 
 
-def _stream(client: Client, prompt: Prompt, sampling: Sampling) -> None:
+def _say_ready(address: str, http: str | None, cluster: ClusterConfig) -> None:
+    """Where the cluster is, and what to do with it."""
+    also = f", HTTP at [bold]{http}[/]" if http else ""
+    out.print(f"[green]ready[/]: gRPC at [bold]{address}[/]{also}, mode {cluster.mode}")
+    if http and cluster.router.page:
+        _hint(f"see: {http}/ui")
+    _hint(f'try: {own_name()} ask{_at(address)} "{DEMO_PROMPT}"')
+
+
+def _at(address: str) -> str:
+    return "" if address == DEFAULT_ADDRESS else f" --address {address}"
+
+
+def own_name() -> str:
+    """What a person types to call this program again: with its directory, unless PATH has it."""
+    called = Path(sys.argv[0])
+    is_found = called.name != "twophase" or shutil.which(called.name) is not None
+    return "twophase" if is_found else str(called)
+
+
+def _hint(text: str) -> None:
+    out.print(escape(text), style="dim", highlight=False, soft_wrap=True)
+
+
+def _stream(client: Client, prompt: Prompt, sampling: Sampling) -> Completion | None:
+    """Print an answer as it comes, then its phases; what its last message told."""
     completion: Completion | None = None
     for chunk in client.generate(prompt, sampling):
         out.print(chunk.text, end="", markup=False, highlight=False, soft_wrap=True)
@@ -286,9 +317,9 @@ def _stream(client: Client, prompt: Prompt, sampling: Sampling) -> None:
     if completion is not None:
         out.print(phase_bar(completion).append("  ").append_text(phase_legend(completion)))
         out.print(summary(completion), style="dim", highlight=False)
-        out.print(f"twophase explain {completion.request_id}", style="dim", highlight=False)
         for failure in completion.failures:
             out.print(f"went on elsewhere after {failure}", style="yellow", highlight=False)
+    return completion
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """A run for people: figures, sizes over time, and the decisions in words."""
 
 from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 from rich.console import Console
@@ -23,7 +24,10 @@ def print_run(run: Run, outcome: Outcome, slo: Slo, records: Sequence[Record]) -
         out.print(f"{number} requests were not served: {failure}", markup=False)
     for name in ("prefill", "decode"):
         sizes = [getattr(pair, name) for _, pair in run.sizes]
-        out.print(f"{name:8}{sparkline(sizes)} {min(sizes)} to {max(sizes)} workers", markup=False)
+        least, most = min(sizes), max(sizes)
+        told = f" always {most}" if least == most else f" {least} to {most} workers"
+        line = sparkline(sizes, min(WIDTH, max(out.width - 8 - len(told), 8)))
+        out.print(f"{name:8}{line}{told}", markup=False)
     for record in records:
         if record.is_change:
             out.print(f"{record.now_s:8.0f} s  {record.sentence}", markup=False)
@@ -68,17 +72,22 @@ def sparkline(values: Sequence[float], width: int = WIDTH) -> str:
     return "".join(cells)
 
 
+def require_matplotlib() -> None:
+    """Raise ConfigError where figures cannot be drawn: better before a long run than after it."""
+    if find_spec("matplotlib") is None:
+        raise ConfigError("--figure", "needs matplotlib: `pip install matplotlib`")
+
+
 def draw(run: Run, path: Path) -> None:
     """Write a PNG: workers of both pools, and requests that were inside, over time.
 
     Raises:
-        ConfigError: matplotlib, which the extra `dev` brings, is not installed.
+        ConfigError: matplotlib is not installed.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ConfigError("--figure", "needs matplotlib: install the extra `dev`") from error
+    require_matplotlib()
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(8.5, 5.0), dpi=140)
     FigureCanvasAgg(figure)
     sizes, inside = figure.subplots(2, 1, sharex=True)
@@ -105,7 +114,7 @@ def draw(run: Run, path: Path) -> None:
 
 
 def _figures(outcome: Outcome, slo: Slo, seconds: float) -> Table:
-    table = Table("figure", "p50", "p95", box=None)
+    table = Table("", "p50", "p95", box=None, pad_edge=False)
     for name, (p50, p95) in (
         ("first token", outcome.ttft_s),
         ("gap between tokens", outcome.tpot_s),

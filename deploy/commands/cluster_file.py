@@ -8,7 +8,9 @@ import typer
 from core.config import ClusterConfig, load_config
 from core.errors import ConfigError
 
-Config = Annotated[str | None, typer.Argument(help="The cluster's YAML.")]
+Config = Annotated[
+    str | None, typer.Argument(help="The cluster's YAML; without it every key has its default.")
+]
 Overrides = Annotated[list[str] | None, typer.Argument(help="key=value, keys dotted.")]
 
 

@@ -7,21 +7,33 @@ the machine.
 """
 
 import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from core.errors import PeerLost, TwophaseError
 from core.settings.security import Tls
 from twophase.client import Client
 
 API_KEY = "TWOPHASE_API_KEY"
 DEFAULT_ADDRESS = "127.0.0.1:8100"
+KNOCK_S = 1.0
 
 Address = Annotated[str, typer.Option(help="host:port of the router, or A,B of several.")]
 
 _tls: ContextVar[Tls | None] = ContextVar("tls", default=None)
+
+
+def _tell_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"twophase {version('twophase')}")
+        raise typer.Exit
 
 
 def connection_options(
@@ -35,6 +47,12 @@ def connection_options(
     server_name: Annotated[
         str | None, typer.Option(help="Name in the router's certificate, if not its address.")
     ] = None,
+    _: Annotated[
+        bool,
+        typer.Option(
+            "--version", is_eager=True, callback=_tell_version, help="Show the version and exit."
+        ),
+    ] = False,
 ) -> None:
     """Keep the options for the command that follows."""
     if ca is not None:
@@ -43,10 +61,35 @@ def connection_options(
         raise typer.BadParameter("--certificate, --private-key and --server-name need --ca")
 
 
-def connect(address: str) -> Client:
+@contextmanager
+def connect(address: str) -> Iterator[Client]:
     """A client of the router at `address`, or of several (A,B), as options and environment say.
 
     Raises:
         ConfigError: the key or a certificate cannot be used.
+        TwophaseError: nobody listens at any of the addresses.
     """
-    return Client(address.split(","), api_key=os.environ.get(API_KEY) or None, tls=_tls.get())
+    addresses = address.split(",")
+    try:
+        with Client(addresses, api_key=os.environ.get(API_KEY) or None, tls=_tls.get()) as client:
+            yield client
+    except PeerLost as error:
+        obstacles = [obstacle for each in addresses if (obstacle := _obstacle(each)) is not None]
+        if len(obstacles) < len(addresses):
+            raise
+        raise TwophaseError(
+            f"no router answers at {address} ({obstacles[0]}): `twophase serve` starts one, "
+            "--address names another"
+        ) from error
+
+
+def _obstacle(address: str) -> str | None:
+    """Why no connection to the address can be opened; None if one can."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        return "is not host:port"
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=KNOCK_S):
+            return None
+    except (OSError, OverflowError) as error:
+        return str(getattr(error, "strerror", None) or error)

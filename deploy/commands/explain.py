@@ -15,17 +15,18 @@ from core.completion import Completion
 from core.finding import Finding
 from deploy.commands.connection import DEFAULT_ADDRESS, Address, connect
 from deploy.commands.phase_bar import duration, phase_bar, phase_legend, summary
+from deploy.commands.request_id import AskedId, found
 
 out = Console()
 
 
 def explain(
-    request_id: Annotated[str, typer.Argument(help="As the request's last message tells it.")],
+    request_id: AskedId,
     address: Address = DEFAULT_ADDRESS,
 ) -> None:
     """Tell which phase of a request that ended was slow, and why."""
     with connect(address) as client:
-        explained = client.admin.explain(request_id)
+        explained = found(client.admin.explain, request_id)
     completion = explained.completion
     out.print(
         f"request {escape(completion.request_id)} ended {duration(explained.age_s)} ago "
@@ -47,7 +48,9 @@ def diagnose(
     """Tell which phases were slow in the requests that ended lately, and why."""
     with connect(address) as client:
         diagnosis = client.admin.diagnose(minutes * 60)
-    out.print(f"{diagnosis.num_requests} requests ended well in the last {minutes:g} minutes")
+    num = diagnosis.num_requests
+    requests = "1 request" if num == 1 else f"{num} requests"
+    out.print(f"{requests} ended well in the last {minutes:g} minutes")
     if not diagnosis.num_requests:
         return
     table = Table("phase", box=None)

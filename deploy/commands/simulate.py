@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from deploy.autoscaler.record import Record
 
 Good = Annotated[
-    tuple[float, float], typer.Option(help="Good: seconds to the first token, and mean gap.")
+    tuple[float, float],
+    typer.Option(
+        help="Good answers: seconds to the first token, besides twice the reading, and mean gap."
+    ),
 ]
 Rate = Annotated[float, typer.Option(min=1e-6, help="Times the trace's rate.")]
 
@@ -43,15 +46,19 @@ def simulate(  # noqa: PLR0913 - one for each option
         ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Of what is drawn.")] = 0,
-    figure: Annotated[Path | None, typer.Option(help="Write a PNG of the run.")] = None,
+    figure: Annotated[
+        Path | None, typer.Option(help="Write a PNG of the run; needs matplotlib.")
+    ] = None,
 ) -> None:
     """Play a trace through the cluster's own decisions, and tell each of them in words."""
     from bench.simulate.cluster import BLOCK_TOKENS
     from bench.simulate.fault import Faults
     from bench.simulate.outcome import Outcome, Slo
-    from bench.simulate.report import draw, print_run
+    from bench.simulate.report import draw, print_run, require_matplotlib
     from bench.simulate.trace import poisson, read_trace, scaled
 
+    if figure is not None:
+        require_matplotlib()
     arrivals = poisson(1.0, 3600.0, 512, 128)
     if trace is not None:
         arrivals = read_trace(trace, block_size=BLOCK_TOKENS)

@@ -4,7 +4,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from core.worker import LinkStatus, WorkerStatus
+from core.worker import LinkStatus, Role, WorkerStatus
 from deploy.commands.connection import DEFAULT_ADDRESS, Address, connect
 from deploy.commands.phase_bar import duration
 
@@ -60,10 +60,12 @@ def _quarantine(worker: WorkerStatus) -> str:
 
 
 def _worker_table(workers: tuple[WorkerStatus, ...]) -> Table:
-    table = Table("worker", "address", box=None)
-    for column in ("waiting", "running", "blocks used", "quarantined", "cached", "of", "steps"):
-        table.add_column(column, justify="right")
-    for worker in workers:
+    table = Table(box=None, pad_edge=False, collapse_padding=True)
+    for column in ("worker", "address"):
+        table.add_column(column, overflow="fold")
+    for column in ("waiting", "running", "blocks\nused", "quarantined", "cached", "of", "steps"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for worker in sorted(workers, key=lambda worker: worker.role is Role.DECODE):
         counts = (
             worker.num_waiting_requests,
             worker.num_running_requests,

@@ -15,6 +15,7 @@ from core.events.event import BoundedEvents, Event, EventKind
 from core.events.timeline import Timeline
 from deploy.commands.connection import DEFAULT_ADDRESS, Address, connect
 from deploy.commands.phase_bar import duration, phase_bar, phase_legend, summary
+from deploy.commands.request_id import HELP, found
 from deploy.commands.scaling import log_errors
 from deploy.decision_log import Entry, entries
 from deploy.perfetto import trace
@@ -49,9 +50,7 @@ _FAMILIES = {
 
 
 def timeline(
-    request_id: Annotated[
-        str | None, typer.Argument(help="As the request's last message tells it.")
-    ] = None,
+    request_id: Annotated[str | None, typer.Argument(help=HELP)] = None,
     address: Address = DEFAULT_ADDRESS,
     every: Annotated[bool, typer.Option("--all", help="Each event in a row of its own.")] = False,
     perfetto: Annotated[
@@ -70,7 +69,7 @@ def timeline(
         _write(out, perfetto, address, minutes * 60, scaling_log)
     elif request_id is not None:
         with connect(address) as client:
-            show(out, client.admin.timeline(request_id), every=every)
+            show(out, found(client.admin.timeline, request_id), every=every)
 
 
 def show(out: Console, told: Timeline, *, every: bool = False) -> None:
@@ -99,6 +98,8 @@ def show(out: Console, told: Timeline, *, every: bool = False) -> None:
                 label = Text(event.kind.replace("_", " "))
                 table.add_row(label, bar, at, took, Text(_detail(event)))
     out.print(table)
+    for placed in (event for event in events if event.kind is EventKind.PLACED and event.note):
+        out.print(f"placed: {escape(placed.note)}", style="dim", highlight=False)
     if not told.is_running:
         out.print(phase_bar(completion).append("  ").append_text(phase_legend(completion)))
     out.print(summary(completion), style="dim", highlight=False)
@@ -166,6 +167,8 @@ def _detail(event: Event) -> str:
             return f"{event.num_tokens} prompt tokens of {whose} read"
         case EventKind.DELIVERIES:
             return f"{event.count} of them"
+        case EventKind.PLACED:
+            return "why: below" if event.note else ""
         case _:
             return event.note
 

@@ -62,3 +62,10 @@ def test_the_command_follows_until_it_is_interrupted(tmp_path, monkeypatch):
     monkeypatch.setattr("deploy.commands.scaling._pause", pause)
     shown = CliRunner().invoke(app, ["scaling", "log", "--follow", str(log)])
     assert [line.split()[-1] for line in shown.output.splitlines()] == ["1", "3"]
+
+
+def test_a_log_of_decisions_that_changed_nothing_says_so(tmp_path):
+    log = tmp_path / "decisions.jsonl"
+    log.write_text('{"now_s": 1.0, "sentence": "nobody asks", "actions": []}\n' * 2)
+    shown = CliRunner().invoke(app, ["scaling", "log", str(log)]).output
+    assert shown == "2 decisions, and none changed anything: --all shows them\n"

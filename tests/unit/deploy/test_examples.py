@@ -9,6 +9,7 @@ from core.config import ClusterConfig, load_config
 
 ROOT = Path(__file__).parents[3]
 EXAMPLES = sorted((ROOT / "deploy" / "examples").glob("*.yaml"))
+PACKAGES = "bench|core|decode_worker|deploy|engine|kv_link|kv_transfer|prefill_worker|proto|router"
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
@@ -26,14 +27,12 @@ def test_the_laptop_example_is_the_defaults_written_out():
 
 def test_every_file_and_module_that_the_readme_names_exists():
     links = re.findall(r"\]\(((?!http)[^)#]+)\)", README)
-    modules = re.findall(
-        r"`((?:router|engine|kv_transfer|prefill_worker|decode_worker)/\w+)`", README
-    )
+    modules = re.findall(rf"`((?:{PACKAGES})/[\w/]+)`", README)
 
     missing = [link for link in links if not (ROOT / link).exists()]
     missing += [m for m in modules if not (ROOT / f"{m}.py").is_file() and not (ROOT / m).is_dir()]
     assert missing == []
-    assert len(links) >= 8 and len(modules) >= 12
+    assert len(links) >= 8 and len(modules) >= 30
 
 
 def test_every_make_target_that_the_readme_names_exists():
@@ -52,3 +51,11 @@ def test_the_python_examples_of_the_readme_use_names_that_exist():
     names = re.search(r"from twophase.client import (.*)", block)
     assert names is not None
     assert [n for n in names[1].split(", ") if not hasattr(twophase.client, n)] == []
+
+
+def test_every_package_of_the_house_is_in_the_readme():
+    packages = {path.parent.name for path in ROOT.glob("*/__init__.py")} - {"tests"}
+    house = README[README.index("## The house") : README.index("## Measure it")]
+
+    assert packages >= {"core", "kv_link", "router"}
+    assert {name for name in packages if name not in house} == set()

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
+from core.errors import ConfigError
 from deploy.cli import app
 
 ROOT = Path(__file__).parents[3]
@@ -28,6 +29,14 @@ def test_what_a_router_recorded_is_played_under_two_configurations_side_by_side(
     line = next(line for line in result.output.splitlines() if "most workers" in line)
     assert "1 prefill, 1 decode" in line
     assert line.count("prefill") == 2
+
+
+def test_a_figure_that_cannot_be_drawn_is_refused_before_the_run(monkeypatch, tmp_path):
+    monkeypatch.setattr("bench.simulate.report.find_spec", lambda name: None)
+    words = ["simulate", "--config", EXAMPLE, "--figure", str(tmp_path / "run.png")]
+    result = CliRunner().invoke(app, words)
+    assert isinstance(result.exception, ConfigError)
+    assert ("pip install matplotlib" in str(result.exception), result.output) == (True, "")
 
 
 def test_faults_are_told_with_the_run_and_a_mistake_in_one_is_refused():

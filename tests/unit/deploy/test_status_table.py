@@ -35,3 +35,14 @@ def test_quarantined_blocks_come_with_the_age_of_the_oldest():
 def test_a_worker_that_stops_is_shown_as_such():
     assert shown(IDLE)[:2] == ["decode-0", "127.0.0.1:1"]
     assert shown(dataclasses.replace(IDLE, is_draining=True))[:2] == ["decode-0", "(stopping)"]
+
+
+def test_names_and_addresses_are_whole_on_a_terminal_of_80_columns():
+    console = Console(width=80)
+    status = dataclasses.replace(IDLE, address="127.0.0.1:42771", num_total_blocks=1456)
+    with console.capture() as capture:
+        console.print(_worker_table((status,)))
+    lines = capture.get().splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "decode-0 127.0.0.1:42771" in " ".join(lines[-1].split())
+    assert "quarantined" in capture.get()

@@ -61,3 +61,9 @@ def test_many_chunks_are_told_together_unless_all_are_wanted():
 def test_a_running_request_is_told_as_far_as_it_is():
     lines = shown(replace(timeline_of("r", 100.0), is_running=True))
     assert lines[0].endswith("runs, 3.35 s")
+
+
+def test_why_it_was_placed_is_told_in_full():
+    timeline = timeline_of("r", 100.0)
+    why = next(event.note for event in timeline.events if event.kind is EventKind.PLACED)
+    assert f"placed: {why}" in " ".join(shown(timeline, 80))
