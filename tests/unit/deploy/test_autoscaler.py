@@ -108,12 +108,13 @@ def test_a_throttled_link_grows_neither_pool():
 def test_blocks_that_wait_for_a_late_link_are_no_reason_for_more_decode_workers():
     run = Run(scaling_of())
     late = {"num_in_flight_bytes": 50_000_000, "bytes_per_s": 9.5e6, "max_bytes_per_s": 10e6}
-    full = decode("d1", num_running=1, kv_use=0.97, num_waiting=3, oldest_wait_s=20.0)
+    full = decode("d1", num_running=16, kv_use=0.97, num_waiting=3, oldest_wait_s=20.0)
     demand = demand_of(requests_per_s=9.0, num_in_line=5, oldest_in_line_s=30.0)
     record = run.ticks(120, [prefill("p1", **late), full], demand)
     assert record.finding.stage is Stage.LINK
     assert not any(each.actions for each in run.records)
-    busy = decode("d1", num_running=16, kv_use=0.97, num_waiting=3, oldest_wait_s=20.0)
+    # Two whose bytes have come wait for one of its 16 slots.
+    busy = decode("d1", num_running=18, kv_use=0.97, num_waiting=3, oldest_wait_s=20.0)
     assert run.tick([prefill("p1", **late), busy], demand).finding.stage is Stage.DECODE
 
 
