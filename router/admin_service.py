@@ -5,7 +5,6 @@ Runs in the router's event loop.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
 from dataclasses import replace
 
 from core.clock import Clock
@@ -32,7 +31,6 @@ from twophase.status_wire import holder_to_wire, kv_totals_to_wire, status_to_wi
 from twophase.timeline_wire import timeline_to_wire
 from twophase.v1 import admin_pb2 as pb
 from twophase.v1 import admin_pb2_grpc as pb_grpc
-from twophase.v1 import timeline_pb2
 from twophase.wire import completion_to_wire
 
 STATUS_TIMEOUT_S = 2.0
@@ -184,21 +182,18 @@ class AdminService(pb_grpc.AdminServicer):
             raise error
         return pb.GetTimelineResponse(timeline=timeline_to_wire(timeline))
 
-    async def ListTimelines(
-        self, request: pb.ListTimelinesRequest, context: Context
-    ) -> AsyncIterator[timeline_pb2.Timeline]:
+    async def ListTimelines(self, request: pb.ListTimelinesRequest, context: Context) -> None:
         for ended in self._door.history.ended_within(request.window_s or float("inf")):
-            yield timeline_to_wire(self._ended_timeline(ended))
+            await context.write(timeline_to_wire(self._ended_timeline(ended)))
 
-    async def ListWorkerSteps(
-        self, request: pb.ListWorkerStepsRequest, context: Context
-    ) -> AsyncIterator[pb.WorkerSteps]:
+    async def ListWorkerSteps(self, request: pb.ListWorkerStepsRequest, context: Context) -> None:
         members = self._fleet.members(Role.DECODE)
         asked = [member.peer.steps(request.window_s, STATUS_TIMEOUT_S) for member in members]
         answers = await asyncio.gather(*asked, return_exceptions=True)
         for member, steps in zip(members, answers, strict=True):
             if not isinstance(steps, BaseException):
-                yield pb.WorkerSteps(worker=member.info.name, steps=map(step_to_wire, steps))
+                told = map(step_to_wire, steps)
+                await context.write(pb.WorkerSteps(worker=member.info.name, steps=told))
 
     def _timeline(self, request_id: RequestId) -> Timeline | None:
         running = self._door.running.find(request_id)

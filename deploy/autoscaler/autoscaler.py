@@ -20,7 +20,7 @@ from deploy.autoscaler.fit import Pair
 from deploy.autoscaler.history import PoolHistory, State
 from deploy.autoscaler.need import Need, decode_need, prefill_need
 from deploy.autoscaler.record import Action, ChangeRole, Drain, GiveUp, PoolRecord, Record, Start
-from deploy.autoscaler.share import Shared, share
+from deploy.autoscaler.share import Shared, patience_s, share
 from deploy.autoscaler.survey import Staff, Survey
 from deploy.autoscaler.wish import Pool, Rule, Wish, is_late, wish_of
 
@@ -84,7 +84,8 @@ def _pool(
     if is_late(role, finding) and finding.is_wait and view.is_known and not view.num_starting:
         # Whatever the rates say, requests do wait: one more than there are.
         need = replace(need, num_workers=max(need.num_workers or 0, view.num_workers + 1))
-    history = history.noted(need.num_workers, now_s, keep_s=scaling.shrink_after_s)
+    keep_s = max(scaling.shrink_after_s, patience_s(scaling))
+    history = history.noted(need.num_workers, now_s, keep_s=keep_s)
     if survey.staff[role].overdue:
         history = replace(history, held_until_s=now_s + scaling.start_timeout_s)
     return Pool(role, bounds, view, need, history)
@@ -94,8 +95,9 @@ def _told(scaling: ScalingConfig, pool: Pool, wish: Wish, after: int, shared: Sh
     before, needed = pool.view.num_workers, pool.need.num_workers
     if shared.rule is None or after == wish.num_workers:
         return PoolRecord(pool.role, pool.view, before, needed, after, wish.rule, wish.why)
+    held = f", and an exchange back has to help for {patience_s(scaling):g} s"
     reasons = {
-        Rule.BUDGET: f"the budget of {scaling.budget or 0:g} is spent",
+        Rule.BUDGET: f"the budget of {scaling.budget or 0:g} is spent{held * shared.is_held}",
         Rule.DRAINING: "workers that drain still take their part of the budget",
         Rule.BOUNDS: (
             f"bounds of {pool.bounds.min_replicas} to {pool.bounds.max_replicas} and the ratio of "

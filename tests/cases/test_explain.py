@@ -101,6 +101,25 @@ def transferring(cluster, patch):
 
 
 @contextlib.contextmanager
+def decoding(cluster, patch):
+    """One step in the middle of the answer takes long."""
+    device = cluster.devices["decode-0"]
+    step = device._step
+    num_steps = 0
+
+    def late(*arguments):
+        nonlocal num_steps
+        num_steps += 1
+        delay_s = DELAY_S if num_steps == NUM_TOKENS // 2 else 0.0
+        time.sleep(delay_s)
+        result = step(*arguments)
+        return replace(result, compute_s=result.compute_s + delay_s)
+
+    patch.setattr(device, "_step", late)
+    yield
+
+
+@contextlib.contextmanager
 def recovering(cluster, patch):
     late = Fault(Step.SEND, FaultKind.SLEEP, seconds=DELAY_S)
     cluster.faults.order(late, Fault(Step.PIECE, FaultKind.CORRUPT))
@@ -143,6 +162,7 @@ DELAYS = {
     "queue": queueing,
     "prefill": prefilling,
     "exposed_transfer": transferring,
+    "decode": decoding,
     "recovery": recovering,
     "delivery": delivering,
 }
@@ -162,6 +182,7 @@ SHOWN = {
     "queue": EventKind.QUEUE,
     "prefill": EventKind.CHUNK,
     "exposed_transfer": EventKind.TRANSFER,
+    "decode": EventKind.GAP,
     "recovery": EventKind.FAILED,
     "delivery": EventKind.LAST_TOKEN,
 }

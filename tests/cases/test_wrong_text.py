@@ -70,14 +70,14 @@ SETTINGS = {
 ELSEWHERE = {
     "replicas": "how many workers there are is no setting of one",
     "cores": "where a thread runs changes no byte",
-    "resources": "as cores, of the nodes of a Ray cluster",
     "dtype": "as engine.dtype",
     "block_size": "as engine.block_size",
     "max_num_sequences": "decode has it alone",
     "cuda_graphs": "decode has it alone",
     "device": "this machine may have the CPU alone",
     "gpus": "as device",
-    "step_log": "what is written down of steps changes none",
+    "resources": "which machine a worker is on changes no byte",
+    "step_log": "writes down what was done",
 }
 
 

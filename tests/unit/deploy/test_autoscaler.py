@@ -9,6 +9,7 @@ import pytest
 from core.settings.scaling import DecodeScaling, PoolScaling
 from core.worker import Role
 from deploy.autoscaler.facts import Life, LinkView, PoolView
+from deploy.autoscaler.history import PoolHistory, State
 from deploy.autoscaler.queueing import mean_wait_s, servers_for
 from deploy.autoscaler.record import ChangeRole, Drain, GiveUp, Start
 from deploy.autoscaler.stage import Stage
@@ -264,6 +265,35 @@ def test_under_a_spent_budget_a_drained_worker_changes_its_role():
     assert "the budget of 4 is spent" in after(record, Role.PREFILL).why
     without = Run(scaling_of(budget=4.0, role_change=False)).ticks(15, workers, long_answers)
     assert without.actions == (Start(Role.DECODE, 1), Drain(("p1",)))
+
+
+def test_noise_across_a_whole_worker_passes_none_to_and_fro_where_both_pools_are_too_small():
+    plant = Plant(Run(scaling_of(budget=4.0)))
+    for role, num_workers in ((Role.PREFILL, 3), (Role.DECODE, 1)):
+        for _ in range(num_workers):
+            plant.add(role, Life.SERVING)
+    for number in range(120):
+        noise = 0.95 if number % 8 < 4 else 1.05  # decode needs two workers, then three
+        plant.step(demand_of(7.8 * noise, decode_s=3.7), noise)
+    assert {after(record, Role.DECODE).needed for record in plant.run.records} == {2, 3}
+    numbers = [after(record, Role.DECODE).after for record in plant.run.records]
+    assert sum(a != b for a, b in zip(numbers, numbers[1:], strict=False)) <= 1
+
+
+@pytest.mark.parametrize(("decode_s", "waits_s"), [(16.0, 60.0), (26.0, 10.0)])
+def test_an_exchange_back_has_to_help_for_two_cool_downs_unless_it_halves_the_shortage(
+    decode_s, waits_s
+):
+    turned = State(PoolHistory(grown_s=NOW_S - 100), PoolHistory(shrunk_s=NOW_S - 100))
+    run = Run(scaling_of(budget=7.0), state=turned)
+    workers = [*(prefill(f"p{i}") for i in range(4)), *(decode(f"d{i}") for i in range(3))]
+    while not run.records or not run.records[-1].actions:
+        held = run.records[-1].sentence if run.records else ""
+        assert len(run.records) < 20, held
+        run.tick(workers, demand_of(4.0, prompt=100.0, decode_s=decode_s))
+    assert isinstance(run.records[-1].actions[0], ChangeRole)
+    assert run.records[-1].now_s - NOW_S == waits_s
+    assert ("an exchange back has to help for 60 s" in held) == (waits_s == 60.0)
 
 
 def test_a_pool_whose_need_is_not_known_gives_nobody():

@@ -128,7 +128,7 @@ def test_a_bad_link_loses_its_share_of_the_pieces_and_passes_on_the_rest():
 
 def test_a_slow_link_takes_the_time_that_its_bytes_need_and_small_pieces(monkeypatch):
     slept = []
-    monkeypatch.setattr("prefill_worker.bad_link.time.sleep", slept.append)
+    monkeypatch.setattr("kv_link.bad_link.time.sleep", slept.append)
     real = RealSender()
     real.max_piece_bytes = 8 << 20
     bad = BadSender(real, ChaosConfig(enabled=True, link_bytes_per_s=1e6), page_bytes=1000)

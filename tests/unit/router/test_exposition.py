@@ -10,8 +10,10 @@ from core.clock import ManualClock
 from core.request import WorkerName
 from core.tally import Tally
 from core.telemetry import Sample
+from router.answer import Answer
 from router.telemetry.exposition import NoTelemetry, Telemetry
 from router.telemetry.measured import Measured
+from tests.unit.router.doubles import make_request
 
 
 def families(data):
@@ -80,7 +82,7 @@ def test_a_workers_samples_carry_its_name_and_every_label_of_their_metric():
 def test_where_nothing_is_measured_gauges_are_told_alone():
     measured = Measured(NoTelemetry())
     measured.failed(asyncio.CancelledError())
-    measured.meter(0.0, ManualClock()).delivered()
+    measured.meter(Answer(make_request(), 0.0, 0.0), ManualClock()).delivered(1)
     gauge = Sample(telemetry.READY, 1.0)
     assert list(families(measured.telemetry.exposition([gauge]))) == ["twophase_ready"]
 

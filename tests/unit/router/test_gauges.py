@@ -10,6 +10,7 @@ from core.telemetry import Sample
 from core.worker import LinkStatus, Role
 from router.telemetry.gauges import Gauges
 from router.telemetry.totals import KvCounters
+from router.tracing.traces import Traces
 from tests.unit.router.doubles import until
 
 
@@ -19,6 +20,7 @@ def telling(fleet, clock, mode=Mode.DISAGGREGATED):
         running=SimpleNamespace(num_answers=0),
         readiness=SimpleNamespace(is_ready=True),
         counters=KvCounters(),
+        traces=Traces(clock),
     )
     gauges = Gauges(fleet, dispatcher, door, clock, mode)
     return lambda: {(sample.entry, sample.labels): sample.value for sample in gauges.samples()}

@@ -22,6 +22,7 @@ from router.running import RunningRequests
 from router.telemetry.history import History
 from router.telemetry.totals import KvCounters
 from router.timeline.record import Record
+from router.tracing.traces import Traces
 from tests.unit.core.test_diagnosis import HEALTHY, delayed
 from tests.unit.router.doubles import make_request, until
 
@@ -39,7 +40,8 @@ async def dispatcher(fleet, clock):
 @pytest.fixture
 def door(clock):
     ready = SimpleNamespace(is_ready=True)
-    return FrontDoor(ready, KvCounters(), RunningRequests(8, clock), History(100, clock))
+    running, history = RunningRequests(8, clock), History(100, clock)
+    return FrontDoor(ready, KvCounters(), running, history, Traces(clock))
 
 
 @pytest.fixture
