@@ -89,8 +89,9 @@ def serve(
     live = LiveConfig(cluster)
     signals: queue.SimpleQueue[int] = queue.SimpleQueue()
     with _running(cluster, without_ray=without_ray, live=live) as address:
-        _say_ready(address, _http(address, cluster), cluster)
-        _on_signals(signals)
+        http = _http(address, cluster)
+        _on_signals(signals)  # before anybody is told that they may send some
+        _say_ready(address, http, cluster)
         while (number := _next(signals)) in (None, signal.SIGHUP):
             if number is None:
                 _require_router(address)

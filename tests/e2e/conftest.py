@@ -9,9 +9,12 @@ import pytest
 
 from bench.parity import wait_until_ready
 from core.config import load_config
+from core.listing import WorkerState
 from deploy.local_cluster import LocalCluster, local_cluster
 from tests.tiny_model import write_tiny_model
 from twophase.client import AsyncClient
+
+WARM_S = 60.0
 
 StartCluster = Callable[..., LocalCluster]
 
@@ -45,3 +48,7 @@ def start_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartClu
 async def _ready(address: str) -> None:
     async with AsyncClient(address) as client:
         await wait_until_ready(client)
+        # A worker whose links are not yet tested is given nothing while others can serve.
+        async with asyncio.timeout(WARM_S):
+            while WorkerState.WARMING in {w.state for w in await client.admin.workers()}:
+                await asyncio.sleep(0.05)
