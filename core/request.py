@@ -30,7 +30,7 @@ ATTEMPT_MARK = "~"
 def attempt_id(request_id: RequestId, attempt: int, mark: str = "") -> RequestId:
     """What workers call the `attempt`-th try of a request, from 1: its own id, then `id~2`, ...
 
-    With a `mark`, which a resumed request has, `id~mark1`, `id~mark2`, ...
+    With a `mark`, which a request has whose id a client chose, `id~mark1`, `id~mark2`, ...
     """
     if attempt == 1 and not mark:
         return request_id
@@ -39,14 +39,9 @@ def attempt_id(request_id: RequestId, attempt: int, mark: str = "") -> RequestId
 
 @dataclass(frozen=True, slots=True)
 class Resumption:
-    """What a client has of an answer that another router began, in order; perhaps nothing yet.
-
-    mark keeps what workers call the tries of this router apart from those of the router before,
-    which they may still hold.
-    """
+    """What a client has of an answer that another router began, in order; perhaps nothing yet."""
 
     token_ids: tuple[int, ...]
-    mark: str
 
 
 def answer_id(request_id: RequestId, index: int) -> RequestId:
@@ -218,8 +213,9 @@ class Request:
     deadline_s is monotonic seconds of the process that holds the object; on the wire it travels
     as the seconds that remain. The last num_resumed_tokens of the prompt were made by earlier
     attempts: penalties count them as part of the answer. resumption is set where the client goes on
-    with an answer; like the sender it concerns the router alone. trace_id, 32 hexadecimal digits or
-    empty, is for those who read logs.
+    with an answer; like the sender it concerns the router alone. A client may use its id again, even
+    at another router, while workers still end what had that id before: `mark` keeps them apart.
+    trace_id, 32 hexadecimal digits or empty, is for those who read logs.
     """
 
     request_id: RequestId
@@ -229,6 +225,7 @@ class Request:
     num_resumed_tokens: int = 0
     sender: Sender = Sender()
     resumption: Resumption | None = None
+    mark: str = ""
     trace_id: str = ""
 
     @property
@@ -263,9 +260,8 @@ class Request:
         sampling = self.sampling
         num_missing = sampling.max_tokens - len(output_token_ids)
         num_prompt_logprobs = None if output_token_ids else sampling.num_prompt_logprobs
-        mark = "" if self.resumption is None else self.resumption.mark
         return Request(
-            request_id=attempt_id(self.request_id, attempt, mark),
+            request_id=attempt_id(self.request_id, attempt, self.mark),
             prompt_token_ids=(*self.prompt_token_ids, *output_token_ids),
             sampling=replace(
                 sampling, max_tokens=num_missing, num_prompt_logprobs=num_prompt_logprobs

@@ -227,6 +227,7 @@ class Generation:
             incoming.received_s + limit_s,
             sender=_sender(incoming.sender),
             trace_id=incoming.trace_id,
+            mark=incoming.mark,
             resumption=resumption_of(incoming.resumed_token_ids, asked, sampling, limits),
         )
 

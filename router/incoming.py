@@ -14,7 +14,8 @@ class Incoming:
     """A request as it came, unpacked and not yet checked.
 
     received_s is the router's clock; time_limit_s counts from there, None takes the router's
-    default. model is empty for the one that is served. sender is what the request says itself.
+    default. model is empty for the one that is served. sender is what the request says itself, mark
+    as in Request.
     resumed_token_ids are those of its answer that the client has from another router; None for a
     new answer.
     """
@@ -27,6 +28,7 @@ class Incoming:
     time_limit_s: float | None = None
     defaults: Defaults = Defaults()
     sender: Sender = Sender()
+    mark: str = ""
     resumed_token_ids: tuple[int, ...] | None = None
     trace: TraceContext | None = None
 

@@ -80,6 +80,11 @@ def request_id_of(text: str) -> RequestId:
     return RequestId(text or uuid.uuid4().hex)
 
 
+def mark_of(text: str) -> str:
+    """What tells this use of the id that a client gave from any other; empty if it gave none."""
+    return f"{secrets.token_hex(4)}-" if text else ""
+
+
 def checked_sender(sender: Sender) -> Sender:
     """On whose behalf a request comes, if its names are short enough."""
     for field, name in (("session", sender.session), ("user", sender.client)):
@@ -209,7 +214,7 @@ def resumption_of(
     for index, token_id in enumerate(token_ids[:-1]):
         if token_id in sampling.stop_token_ids:
             raise InvalidRequest(f"{name}[{index}]", token_id, "the answer ends with this token")
-    return Resumption(token_ids, f"{secrets.token_hex(4)}-")
+    return Resumption(token_ids)
 
 
 def check_output_ids(token_ids: Sequence[int], limits: Limits) -> None:

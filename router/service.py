@@ -19,7 +19,7 @@ from router.codec import Codec
 from router.config import FrontDoorConfig
 from router.generation import Generation
 from router.incoming import Incoming
-from router.request import Prompt, checked_sender, request_id_of
+from router.request import Prompt, checked_sender, mark_of, request_id_of
 from router.running import RunningRequests
 from router.several import Deliver, Delivery
 from router.tracing.context import trace_context
@@ -88,6 +88,7 @@ class InferenceService(pb_grpc.InferenceServicer):
                 asked=sampling_from_wire(request.sampling),
                 received_s=received_s,
                 time_limit_s=context.time_remaining(),
+                mark=mark_of(request.request_id),
                 resumed_token_ids=_resumed_token_ids(request),
                 sender=checked_sender(sender_from_wire(request)),
                 trace=trace_context(_headers(context)),

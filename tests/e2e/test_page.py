@@ -193,6 +193,26 @@ def test_the_keyboard_alone_opens_a_request_whose_gap_is_named_and_closes_it(
         assert page.evaluate("document.activeElement.closest('tr').previousElementSibling !== null")
 
 
+def test_a_row_that_moves_keeps_the_focus(browser: Browser, url: str) -> None:
+    with opened(browser, url) as page:
+        is_turned = False
+        frozen = state_of(page)
+
+        def turn(route: Route) -> None:
+            ended = frozen["ended"][::-1] if is_turned else frozen["ended"]
+            route.fulfill(json=frozen | {"ended": ended})
+
+        page.route("**/ui/state", turn)
+        rows = page.locator("#ended tbody button")
+        first, last = (frozen["ended"][i]["request_id"] for i in (0, -1))
+        expect(rows.first).to_have_text(first)
+        expect(rows.last).to_have_text(last)
+        rows.last.focus()
+        is_turned = True
+        expect(rows.first).to_have_text(last)
+        assert page.evaluate("document.activeElement.title") == last
+
+
 def test_what_a_request_is_called_is_text_whatever_it_is(
     browser: Browser, url: str, cluster: LocalCluster
 ) -> None:

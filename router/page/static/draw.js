@@ -149,10 +149,11 @@ export function waterfall(request) {
 export function keyed(parent, items, key, make, update) {
   const keys = new Set(items.map((item) => String(key(item))));
   const old = new Map();
+  const focused = parent.contains(document.activeElement) ? document.activeElement : null;
   let lost = -1;
   [...parent.children].forEach((node, i) => {
     if (keys.has(node.dataset.key)) { old.set(node.dataset.key, node); return; }
-    if (node.contains(document.activeElement)) lost = i;
+    if (node.contains(focused)) lost = i;
     node.remove();
   });
   items.forEach((item, i) => {
@@ -163,7 +164,11 @@ export function keyed(parent, items, key, make, update) {
     const told = JSON.stringify(item);
     if (node.told !== told) { node.told = told; update(node, item); }
   });
-  if (lost < 0) return;
+  if (lost < 0) {
+    // A row that is moved loses the focus.
+    if (focused?.isConnected && focused !== document.activeElement) focused.focus();
+    return;
+  }
   const next = parent.children[Math.min(lost, parent.children.length - 1)]?.querySelector('button');
   (next ?? parent.closest('section')?.querySelector('h2'))?.focus();
 }

@@ -23,7 +23,7 @@ from tests.unit.router.doubles import (
     token,
 )
 
-RESUMED = Resumption((7, 8), "mark-")
+RESUMED = Resumption((7, 8))
 MOVED = Placement("prefill-0", "decode-0", "because")
 LOCAL = Placement(None, "decode-0", "because")
 
@@ -49,7 +49,7 @@ def deliver(answer, now_s=20.0):
 
 class TestResumedByTheClient:
     def test_the_answer_goes_on_behind_what_the_client_has(self):
-        request = replace(make_request(max_tokens=4), resumption=RESUMED)
+        request = replace(make_request(max_tokens=4), resumption=RESUMED, mark="mark-")
         answer = Answer(request, received_s=10.0, tokenize_s=0.25)
         attempt = answer.attempt(LOCAL, 10.5)
         assert attempt.request_id == "r~mark-1"

@@ -242,8 +242,8 @@ async def test_an_answer_of_which_its_client_has_tokens_waits_behind_the_line_bu
     tasks = [line.start(f"r{number}") for number in range(3)]
     await settle()
     with pytest.raises(Overloaded, match="1 requests wait in line"):
-        await line.start("nothing yet", resumption=Resumption((), "m"))
-    tasks.append(line.start("begun", resumption=Resumption((1, 2), "m")))
+        await line.start("nothing yet", resumption=Resumption(()))
+    tasks.append(line.start("begun", resumption=Resumption((1, 2))))
     for request_id in ("r0", "r1", "r2", "begun"):
         await until(lambda request_id=request_id: request_id in line.inside)
         line.end(request_id)

@@ -13,6 +13,7 @@ from core.sampling import Sampling
 from router.request import (
     Limits,
     check_model,
+    mark_of,
     request_id_of,
     sampling_of,
     stop_strings_of,
@@ -51,6 +52,8 @@ class TestNames:
         assert request_id_of("my request") == "my request"
         assert request_id_of("x" * 128) == "x" * 128
         assert len({request_id_of("") for _ in range(3)} - {""}) == 3
+        assert mark_of("") == ""
+        assert len({mark_of("my request") for _ in range(3)} - {""}) == 3
 
     def test_a_long_id_is_refused_by_its_length(self):
         assert refusal(request_id_of, "x" * 129) == (
