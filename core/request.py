@@ -213,9 +213,9 @@ class Request:
     deadline_s is monotonic seconds of the process that holds the object; on the wire it travels
     as the seconds that remain. The last num_resumed_tokens of the prompt were made by earlier
     attempts: penalties count them as part of the answer. resumption is set where the client goes on
-    with an answer; like the sender it concerns the router alone. A client may use its id again, even
-    at another router, while workers still end what had that id before: `mark` keeps them apart.
-    trace_id, 32 hexadecimal digits or empty, is for those who read logs.
+    with an answer; like the sender it concerns the router alone. A client may use its id again,
+    even at another router, while workers still end what had that id before: `mark` keeps them
+    apart. trace_id, 32 hexadecimal digits or empty, is for those who read logs.
     """
 
     request_id: RequestId
