@@ -18,7 +18,7 @@ from core.worker import Role
 from decode_worker.config import DecodeWorkerConfig
 from deploy.container import free_shared_memory, shared_memory_problem
 from deploy.live_config import LiveConfig
-from deploy.plan import ClusterPlan
+from deploy.plan import ClusterPlan, refuse_skewed_clocks
 from deploy.pool import slots_of
 from deploy.ports import require_free, reserved_address
 from deploy.scaler import Scaler
@@ -53,6 +53,7 @@ def ray_cluster(
     Raises:
         ModelError, ConfigError, PeerLost: it cannot start; nothing is left running then.
     """
+    refuse_skewed_clocks(config)
     require_free(config.router)
     limit_s = stop_timeout_s(config)
     with ExitStack() as stack:

@@ -4,9 +4,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from core.config import ClusterConfig
+from core.errors import ConfigError
 from decode_worker.config import DecodeWorkerConfig
 from prefill_worker.config import PrefillWorkerConfig
 from router.config import FrontDoorConfig
+
+
+def refuse_skewed_clocks(config: ClusterConfig) -> None:
+    """Raise ConfigError where processes of Ray shall have other clocks, for they cannot."""
+    if config.chaos.clock_skew_s:
+        limit = "only child processes have clocks of their own: --without-ray, or twophase chaos"
+        raise ConfigError("chaos.clock_skew_s", f"is {config.chaos.clock_skew_s}: {limit}")
 
 
 @dataclass(frozen=True, slots=True)

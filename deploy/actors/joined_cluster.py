@@ -17,6 +17,7 @@ from deploy.actors.controller import Controller
 from deploy.actors.name import CONTROLLER, NAMESPACE, actor_name
 from deploy.actors.node_pool import servers_of
 from deploy.actors.place import groups_of
+from deploy.plan import refuse_skewed_clocks
 from deploy.supervisor import stop_timeout_s
 
 # start(), config() and stop() may be called while another start() waits.
@@ -30,6 +31,7 @@ def require_placeable(config: ClusterConfig) -> None:
     Raises:
         ConfigError: with the key.
     """
+    refuse_skewed_clocks(config)
     for name, pool in (("prefill", config.prefill_pool), ("decode", config.decode)):
         if pool is not None and pool.gpus is not None:
             raise ConfigError(

@@ -15,6 +15,7 @@ from deploy.actors.name import actor_name, require_cluster_name, server_of_name
 from deploy.actors.node_choice import Need, Node, Wish, require_room, wish_of
 from deploy.actors.node_server import at_node
 from deploy.actors.reconciliation import Reconciliation, reconcile, sizes_of
+from deploy.cluster import ray_cluster
 from router.config import FrontDoorConfig
 
 FIXED = sizes_of(load_config(None, ["prefill.replicas=1", "decode.replicas=2"]))
@@ -151,6 +152,18 @@ def test_cards_by_number_are_refused_where_ray_chooses_the_machine():
     config = load_config(None, ["engine.device=cuda", "decode.gpus=[1]", "prefill.gpus=[0]"])
     with pytest.raises(ConfigError, match="prefill.gpus: Ray chooses nodes and cards"):
         require_placeable(config)
+
+
+def run_one_node(config):
+    with ray_cluster(config, tell=print):
+        pass
+
+
+@pytest.mark.parametrize("start", [require_placeable, run_one_node])
+def test_other_clocks_are_refused_where_processes_are_those_of_ray(start):
+    config = load_config(None, ["chaos.enabled=true", "chaos.clock_skew_s=5"])
+    with pytest.raises(ConfigError, match="chaos.clock_skew_s: is 5: only child processes"):
+        start(config)
 
 
 def test_an_address_where_nobody_listens_is_told_at_once():
