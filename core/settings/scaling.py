@@ -67,11 +67,16 @@ class ScalingConfig(Section):
     grow_after_s: float = Field(default=10.0, ge=0, le=3600)
     """A pool grows to the least that was needed at any moment of this span."""
     shrink_after_s: float = Field(default=300.0, ge=0, le=86_400)
-    """A pool shrinks to the most that was needed at any moment of this span."""
+    """A pool shrinks to the most that was needed at any moment of this span, or of a longer one
+    that it learned."""
+    max_shrink_after_s: float = Field(default=3600.0, ge=0, le=86_400)
+    """Requests that wait for workers which left less than this ago teach the pool to keep workers
+    for longer, at most for this. 0: nothing is learned."""
     cooldown_s: float = Field(default=60.0, ge=0, le=86_400)
     """After a change of a pool, none in the other direction for this long."""
     hysteresis: float = Field(default=0.15, ge=0, le=1)
-    """Where the budget is spent, a worker changes pools only if that helps by this share."""
+    """Where the budget is spent, a worker changes pools only if that helps by this share; and
+    a pool shrinks no further than to what so much more load would need."""
     catch_up_s: Seconds = 30.0
     """A backlog is to be worked off within this time."""
     stale_after_s: Seconds = 10.0

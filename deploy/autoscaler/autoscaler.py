@@ -10,19 +10,20 @@
 Pure. Dead workers are not in the facts, so their replacement is an ordinary growth.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from core.settings.scaling import ScalingConfig
 from core.signals import Demand
 from core.worker import Role
-from deploy.autoscaler.facts import ClusterFacts
+from deploy.autoscaler.facts import ClusterFacts, PoolView
 from deploy.autoscaler.fit import Pair
-from deploy.autoscaler.history import PoolHistory, State
+from deploy.autoscaler.history import Noted, PoolHistory, State
 from deploy.autoscaler.need import Need, decode_need, prefill_need
 from deploy.autoscaler.record import Action, ChangeRole, Drain, GiveUp, PoolRecord, Record, Start
 from deploy.autoscaler.share import Shared, patience_s, share
 from deploy.autoscaler.survey import Staff, Survey
-from deploy.autoscaler.wish import Pool, Rule, Wish, is_late, wish_of
+from deploy.autoscaler.wish import Pool, Rule, Wish, is_late, shrink_after_s, wish_of
 
 
 def tick(
@@ -51,7 +52,7 @@ def tick(
         is_dry_run=scaling.dry_run,
     )
     histories = {
-        role.value: pool.history.changed(after[role] - pool.view.num_workers, now_s)
+        role.value: _after(scaling, pool, wishes[role], after[role], now_s)
         for role, pool in pools.items()
     }
     return record, State(**histories)
@@ -63,11 +64,22 @@ def _pools(
     """Each pool with what it needs now, noted in its history."""
     pools = {}
     if scaling.prefill is not None:
-        need = prefill_need(scaling, demand, survey.views[Role.PREFILL])
+        need = _need(prefill_need, scaling, demand, survey.views[Role.PREFILL])
         pools[Role.PREFILL] = _pool(scaling, Role.PREFILL, survey, need, state.prefill, now_s)
-    need = decode_need(scaling, demand, survey.views[Role.DECODE])
+    need = _need(decode_need, scaling, demand, survey.views[Role.DECODE])
     pools[Role.DECODE] = _pool(scaling, Role.DECODE, survey, need, state.decode, now_s)
     return pools
+
+
+def _need(
+    need_of: Callable[[ScalingConfig, Demand, PoolView], Need],
+    scaling: ScalingConfig,
+    demand: Demand,
+    view: PoolView,
+) -> Need:
+    more = replace(demand, requests_per_s=demand.requests_per_s * (1 + scaling.hysteresis))
+    num_ample = need_of(scaling, more, view).num_workers
+    return replace(need_of(scaling, demand, view), num_ample=num_ample)
 
 
 def _pool(
@@ -83,12 +95,24 @@ def _pool(
     view, finding = survey.views[role], survey.finding
     if is_late(role, finding) and finding.is_wait and view.is_known and not view.num_starting:
         # Whatever the rates say, requests do wait: one more than there are.
-        need = replace(need, num_workers=max(need.num_workers or 0, view.num_workers + 1))
-    keep_s = max(scaling.shrink_after_s, patience_s(scaling))
-    history = history.noted(need.num_workers, now_s, keep_s=keep_s)
+        least = max(need.num_workers or 0, view.num_workers + 1)
+        need = replace(need, num_workers=least, num_ample=max(need.num_ample or 0, least))
+    keep_s = max(shrink_after_s(scaling, history), patience_s(scaling))
+    noted = Noted(now_s, need.num_workers, need.num_ample)
+    history = history.noted(noted, keep_s=keep_s)
     if survey.staff[role].overdue:
         history = replace(history, held_until_s=now_s + scaling.start_timeout_s)
     return Pool(role, bounds, view, need, history)
+
+
+def _after(scaling: ScalingConfig, pool: Pool, wish: Wish, after: int, now_s: float) -> PoolHistory:
+    difference = after - pool.view.num_workers
+    history = pool.history.changed(difference, now_s)
+    if difference < 0 and wish.rule is Rule.SPARE:
+        return history.spared(shrink_after_s(scaling, history), now_s)
+    if difference > 0 and wish.rule is Rule.LATE:
+        return history.missed(now_s, most_s=scaling.max_shrink_after_s)
+    return history
 
 
 def _told(scaling: ScalingConfig, pool: Pool, wish: Wish, after: int, shared: Shared) -> PoolRecord:

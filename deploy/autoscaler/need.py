@@ -22,10 +22,14 @@ STEP_SLACK = 0.9
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Workers, and the measured reason as the rest of a sentence; None: nothing was measured."""
+    """Workers, and the measured reason as the rest of a sentence; None: nothing was measured.
+
+    num_ample: workers for a somewhat larger load, where that was asked for.
+    """
 
     num_workers: int | None
     why: str
+    num_ample: int | None = None
 
 
 def prefill_need(scaling: ScalingConfig, demand: Demand, pool: PoolView) -> Need:

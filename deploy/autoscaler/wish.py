@@ -1,8 +1,11 @@
 """What one pool should do by itself, before both share bounds, ratio and budget.
 
 A pool grows to the least that it needed at any moment of `grow_after_s`, and shrinks to the most
-that it needed at any moment of `shrink_after_s`: one value high or low decides nothing, and under a
-constant load the two cannot chase each other (the stabilisation windows of Kubernetes' autoscaler).
+that a somewhat larger load would have needed at any moment of `shrink_after_s`: one value high or
+low decides nothing, and under a constant load the two cannot chase each other (the stabilisation
+windows of Kubernetes' autoscaler). Where bursts come again soon after their workers have left, the
+latter span becomes longer (`history`), as keep-alive times that learn from idle times do (Shahrad
+et al., "Serverless in the Wild", USENIX ATC 2020).
 """
 
 from dataclasses import dataclass
@@ -74,10 +77,15 @@ def wish_of(
     least = pool.history.least(scaling.grow_after_s, now_s)
     if least is not None and least > num_workers:
         return _grow(scaling, pool, finding, least, now_s)
-    most = pool.history.most(scaling.shrink_after_s, now_s)
+    most = pool.history.ample(shrink_after_s(scaling, pool.history), now_s)
     if num_workers and most is not None and max(most, 1) < num_workers:
         return _shrink(scaling, pool, finding, max(most, 1), now_s)
     return Wish(num_workers, Rule.STEADY, pool.need.why)
+
+
+def shrink_after_s(scaling: ScalingConfig, history: PoolHistory) -> float:
+    """For how long workers must not have been needed before they leave."""
+    return max(scaling.shrink_after_s, history.learned_s)
 
 
 def is_late(role: Role, finding: Finding) -> bool:
@@ -110,4 +118,6 @@ def _shrink(scaling: ScalingConfig, pool: Pool, finding: Finding, most: int, now
         return Wish(num_workers, Rule.UNKNOWN, why)
     if now_s - pool.history.grown_s < scaling.cooldown_s:
         return Wish(num_workers, Rule.COOLING, f"it grew less than {scaling.cooldown_s:g} s ago")
-    return Wish(most, Rule.SPARE, f"no more were needed for {scaling.shrink_after_s:g} s")
+    return Wish(
+        most, Rule.SPARE, f"no more were needed for {shrink_after_s(scaling, pool.history):.0f} s"
+    )

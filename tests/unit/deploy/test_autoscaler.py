@@ -182,6 +182,62 @@ def test_constant_load_at_a_threshold_makes_at_most_two_changes(requests_per_s):
         assert sum(a != b for a, b in zip(numbers, numbers[1:], strict=False)) <= 2
 
 
+def bursts(plant, quiet_s, num):
+    """How many prefill workers each burst finds; in a burst requests wait until there are four."""
+    quiet = demand_of(requests_per_s=0.2)
+    found = []
+    for _ in range(num):
+        found.append(plant.count(Role.PREFILL))
+        for _ in range(20):
+            is_late = plant.count(Role.PREFILL) < 4
+            late = {"num_in_line": 1, "oldest_in_line_s": 4.0} if is_late else {}
+            plant.step(demand_of(requests_per_s=6.0, **late))
+        for _ in range(round(quiet_s / plant.run.scaling.interval_s)):
+            plant.step(quiet)
+    return found
+
+
+def bursty_plant(**changes):
+    plant = Plant(Run(scaling_of(**changes)))
+    plant.add(Role.PREFILL, Life.SERVING)
+    plant.add(Role.DECODE, Life.SERVING)
+    return plant
+
+
+def test_a_pool_keeps_workers_for_bursts_that_come_again_soon_after_they_left():
+    plant = bursty_plant()
+    first, second, *others = bursts(plant, quiet_s=150.0, num=5)
+    assert (first, second) == (1, 1)
+    assert min(others) >= 4
+    assert bursts(bursty_plant(max_shrink_after_s=0.0), quiet_s=150.0, num=5) == [1] * 5
+    # Bursts that do not come any more are forgotten.
+    for _ in range(200):
+        record = plant.step(demand_of(requests_per_s=0.2))
+    assert plant.count(Role.PREFILL) == 1
+    assert after(record, Role.PREFILL).rule is Rule.STEADY
+    [gone] = [r for r in plant.run.records[-200:] if after(r, Role.PREFILL).rule is Rule.SPARE]
+    unneeded_s = float(after(gone, Role.PREFILL).why.split()[-2])
+    assert 150 < unneeded_s <= 500
+    assert plant.run.state.prefill.learned_s == pytest.approx(unneeded_s / 2, abs=1)
+
+
+def test_bursts_that_come_after_the_longest_time_teach_nothing():
+    assert bursts(bursty_plant(max_shrink_after_s=100.0), quiet_s=250.0, num=4) == [1] * 4
+
+
+def test_a_pool_keeps_what_a_somewhat_larger_load_would_need():
+    # 2.6 workers of 1,000 tokens/s are busy: three or four meet the target, and one more of
+    # a load that is larger by half.
+    load = demand_of(requests_per_s=4.0)
+    workers = [*(prefill(f"p{i}") for i in range(7)), decode("d1")]
+    tight, ample = (
+        after(Run(scaling_of(hysteresis=share)).ticks(120, workers, load), Role.PREFILL)
+        for share in (0.0, 0.5)
+    )
+    assert tight.needed == ample.needed == tight.after
+    assert ample.needed < ample.after < 7
+
+
 @pytest.mark.case("B-130")
 def test_after_a_burst_without_traffic_the_pools_go_back_to_the_minimum():
     plant = Plant(Run(scaling_of()))

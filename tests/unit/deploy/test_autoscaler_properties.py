@@ -8,7 +8,7 @@ from core.worker import Role
 from deploy.autoscaler.autoscaler import tick
 from deploy.autoscaler.facts import ClusterFacts, Life
 from deploy.autoscaler.fit import Pair, fit, is_allowed
-from deploy.autoscaler.history import PoolHistory, State
+from deploy.autoscaler.history import Noted, PoolHistory, State
 from deploy.autoscaler.stage import Stage
 from tests.unit.deploy.scaling_facts import (
     NOW_S,
@@ -79,10 +79,19 @@ def workers(draw):
 
 HISTORIES = st.builds(
     PoolHistory,
-    needs=st.tuples(st.tuples(st.just(NOW_S - 11), st.one_of(st.none(), st.integers(0, 9)))),
+    needs=st.tuples(
+        st.builds(
+            Noted,
+            at_s=st.just(NOW_S - 11),
+            num_needed=st.one_of(st.none(), st.integers(0, 9)),
+            num_ample=st.one_of(st.none(), st.integers(0, 9)),
+        )
+    ),
     grown_s=st.sampled_from([NOW_S - 5, NOW_S - 100]),
     shrunk_s=st.sampled_from([NOW_S - 5, NOW_S - 100]),
     held_until_s=st.sampled_from([NOW_S - 5, NOW_S + 5]),
+    spared_s=st.sampled_from([NOW_S - 5, NOW_S - 5000]),
+    learned_s=st.sampled_from([0.0, 15.0]),
 )
 DEMANDS = st.builds(
     demand_of,
