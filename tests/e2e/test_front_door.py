@@ -17,7 +17,7 @@ from core.errors import Cancelled, DeadlineExceeded, DuplicateRequest, InvalidRe
 from core.events.event import EventKind
 from core.events.timeline import Timeline
 from core.listing import WorkerState
-from core.request import FinishReason
+from core.request import FinishReason, id_of_attempt
 from core.request_state import RequestState
 from deploy.cli import app
 from tests.e2e.conftest import StartCluster
@@ -230,7 +230,7 @@ def test_the_audit_names_who_holds_blocks_while_a_stream_runs(
         audited = client.audit_blocks()
         stream.close()
 
-    held = {(h.worker, h.state): (h.request_id, orphan) for h, orphan in audited}
+    held = {(h.worker, h.state): (id_of_attempt(h.request_id), orphan) for h, orphan in audited}
     assert held["decode-0", "running"] == ("audited", False)
     assert all(h.num_blocks > 0 and h.epoch > 0 and h.age_s >= 0 for h, _ in audited)
     asyncio.run(assert_nothing_left(cluster.address))

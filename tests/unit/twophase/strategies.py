@@ -154,6 +154,7 @@ requests = fields(
     num_resumed_tokens=counts,
     sender=st.just(Sender()),
     resumption=st.none(),
+    mark=st.just(""),
     trace_id=texts,
 )
 phases = fields(
