@@ -19,13 +19,15 @@ from contextlib import ExitStack
 
 from core.config import ClusterConfig
 from core.process import start_logging
+from core.settings.router import RouterConfig
 from core.worker import Role
+from deploy.actors.kept_config import forget, keep, kept
 from deploy.actors.node_choice import require_room
-from deploy.actors.node_pool import NodePool
+from deploy.actors.node_pool import NodePool, asks_for_nodes
 from deploy.actors.place import free_nodes
 from deploy.actors.reconciliation import Reconciliation, reconcile, sizes_of
-from deploy.live_config import LiveConfig
-from deploy.own_client import wait_until_ready
+from deploy.live_config import LiveConfig, Reload
+from deploy.own_client import own_client, wait_until_ready
 from deploy.scaler import Scaler
 from deploy.supervisor import Slot, Supervisor, stop_timeout_s, stop_together
 
@@ -43,7 +45,8 @@ class Controller:
     def __init__(self, cluster: str, config: ClusterConfig) -> None:
         start_logging()
         self._cluster = cluster
-        self._config = config
+        self._live = LiveConfig(kept() or config)
+        self._changing = threading.Lock()
         self._address: Future[str] = Future()
         self._must_stop = threading.Event()
         self._ended = threading.Event()
@@ -60,20 +63,38 @@ class Controller:
         return self._address.result()
 
     def config(self) -> ClusterConfig:
-        """What the cluster was started with."""
-        return self._config
+        """What is in force: what the cluster was started with, or what it was changed to since."""
+        return self._live.current
+
+    def change(self, config: ClusterConfig) -> Reload:
+        """Take another configuration, if all that differs may change now.
+
+        Contract: idempotent; may block until the cluster has started.
+        """
+        address = self._address.result()
+
+        def tell(router: RouterConfig) -> None:
+            with own_client(address, config.security) as client:
+                client.admin.reconfigure(router)
+
+        with self._changing:
+            reload = self._live.reload(lambda: config, tell)
+            keep(self._live.current)
+        _log.info("%s", reload.sentence)
+        return reload
 
     def stop(self) -> None:
         """Stop router and workers in order; returns when they have ended. Contract: idempotent."""
         self._must_stop.set()
-        self._ended.wait(2 * stop_timeout_s(self._config))
+        self._ended.wait(2 * stop_timeout_s(self._live.current))
+        forget()
 
     def _run(self) -> None:
         failure = None
         with ExitStack() as stack:
             is_new = False
             try:
-                pool = NodePool(self._cluster, self._config)
+                pool = NodePool(self._cluster, self._live)
                 is_new = not pool.living()
                 self._serve(pool, stack, is_new=is_new)
             except BaseException as error:  # root of the thread
@@ -87,8 +108,9 @@ class Controller:
         self._ended.set()
 
     def _serve(self, pool: NodePool, stack: ExitStack, *, is_new: bool) -> None:
-        config, limit_s = self._config, stop_timeout_s(self._config)
-        if is_new and not _asks_for_nodes(config):
+        config = self._live.current
+        limit_s = stop_timeout_s(config)
+        if is_new and not asks_for_nodes(config):
             require_room(config, free_nodes())
         living = pool.living()
         pool.places.sweep(living)
@@ -113,7 +135,7 @@ class Controller:
     def _slots(self, pool: NodePool, plan: Reconciliation, stack: ExitStack) -> list[Slot]:
         """The workers that are kept, in slots that stop with `stack`; the others stop now."""
         slots: list[Slot] = []
-        limit_s = stop_timeout_s(self._config)
+        limit_s = stop_timeout_s(self._live.current)
         stack.callback(stop_together, slots, limit_s)
         for name in (*plan.adopted, *plan.started):
             slots.append(_slot(pool, name))
@@ -125,7 +147,7 @@ class Controller:
         return slots
 
     def _keep(self, pool: NodePool, slots: list[Slot], router: Slot, stack: ExitStack) -> None:
-        config = self._config
+        config = self._live.current
         supervisor = Supervisor(slots, tells_router=True)
         stack.callback(supervisor.close)  # before anything is stopped
         supervisor.watch(router.address, config.security)
@@ -136,7 +158,7 @@ class Controller:
             def create(role: Role, index: int, address: str | None) -> Slot:
                 return pool.worker(role, index)
 
-            scaler = Scaler(LiveConfig(config), slots, create, supervisor, may_end)
+            scaler = Scaler(self._live, slots, create, supervisor, may_end)
             stack.callback(scaler.close)
             scaler.watch(router.address)
 
@@ -148,7 +170,3 @@ def _slot(pool: NodePool, name: str) -> Slot:
 
 def _stop_adopted(slot: Slot, timeout_s: float) -> None:
     slot.replica.stop(timeout_s)
-
-
-def _asks_for_nodes(config: ClusterConfig) -> bool:
-    return config.scaling is not None and config.scaling.ask_for_nodes

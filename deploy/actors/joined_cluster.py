@@ -4,6 +4,7 @@ The controller is an actor that Ray starts again when it is lost, so a cluster d
 whoever started it. The calling process is a driver of the Ray cluster (`membership`).
 """
 
+from collections.abc import Callable
 from typing import Any, cast
 
 import ray
@@ -17,6 +18,7 @@ from deploy.actors.controller import Controller
 from deploy.actors.name import CONTROLLER, NAMESPACE, actor_name
 from deploy.actors.node_pool import servers_of
 from deploy.actors.place import groups_of
+from deploy.live_config import Reload
 from deploy.plan import refuse_skewed_clocks
 from deploy.supervisor import stop_timeout_s
 
@@ -39,23 +41,31 @@ def require_placeable(config: ClusterConfig) -> None:
             )
 
 
-def start_cluster(cluster: str, config: ClusterConfig) -> str:
+def start_cluster(
+    cluster: str, config: ClusterConfig, tell: Callable[[str], None] = lambda news: None
+) -> str:
     """host:port of the router of the cluster of that name, which is started if it is not there.
 
+    One that runs with another configuration takes this one, if all that differs may change while it
+    runs; `tell` is told what changed.
+
     Raises:
-        ConfigError: it runs with another configuration, finds too little room, or is refused.
+        ConfigError: something else differs, it finds too little room, or is refused.
         TwophaseError: it did not start; nothing of it is left then.
     """
     require_placeable(config)
     controller = _controller_of(cluster) or _new_controller(cluster, config)
     try:
-        if _answer(controller.config.remote(), ANSWER_S) != config:
-            raise ConfigError(
-                "--name", f"{cluster!r} runs with another configuration: `twophase down` ends it"
-            )
+        is_other = _answer(controller.config.remote(), ANSWER_S) != config
     except PeerLost as error:
         ray.kill(controller)
         raise PeerLost(CONTROLLER, f"{error.why}; is twophase installed on every node?") from error
+    if is_other:
+        reload: Reload = _answer(controller.change.remote(config), None)
+        if reload.refusal:
+            why = f"{cluster!r} runs with another configuration: `twophase down` ends it"
+            raise ConfigError("--name", f"{why}; {reload.refusal}")
+        tell(reload.sentence)
     try:
         return str(_answer(controller.start.remote(), None))
     except TwophaseError:

@@ -20,6 +20,7 @@ from deploy.actors.name import CONTROLLER, NAMESPACE, ROUTER, actor_name, server
 from deploy.actors.node_choice import Need
 from deploy.actors.node_server import NodeServer
 from deploy.actors.place import Place, Places
+from deploy.live_config import LiveConfig
 from deploy.server import ServerConfig
 from deploy.supervisor import Slot
 from prefill_worker.config import PrefillWorkerConfig
@@ -29,12 +30,10 @@ from router.config import FrontDoorConfig
 class NodePool:
     """Makes slots whose first replica is an actor that lives, if there is one, else a new one."""
 
-    def __init__(self, cluster: str, config: ClusterConfig) -> None:
+    def __init__(self, cluster: str, live: LiveConfig) -> None:
         self._cluster = cluster
-        self._config = config
-        scaling = config.scaling
-        self._start_timeout_s = scaling.start_timeout_s if scaling else START_TIMEOUT_S
-        self.places = Places(cluster, asks_for_nodes=bool(scaling and scaling.ask_for_nodes))
+        self._live = live
+        self.places = Places(cluster, asks_for_nodes=lambda: asks_for_nodes(live.current))
 
     def living(self) -> list[str]:
         """Names of the cluster's servers whose actors live, or wait for their place."""
@@ -42,7 +41,7 @@ class NodePool:
 
     def worker(self, role: Role, index: int) -> Slot:
         """The slot of a worker."""
-        config = _worker_config(self._config, role, index)
+        config = _worker_config(self._live.current, role, index)
         need = Need.of(config.pool, config.engine.device)
         name = config.name
 
@@ -64,7 +63,7 @@ class NodePool:
         """The slot of the router; each that starts is told the workers' addresses as of then."""
 
         def create() -> Actor:
-            front = FrontDoorConfig.from_cluster(self._config)
+            front = FrontDoorConfig.from_cluster(self._live.current)
             workers = (*front.router.workers, *worker_addresses())
             told = front.router.model_copy(update={"workers": workers})
             config = FrontDoorConfig(
@@ -84,7 +83,8 @@ class NodePool:
 
     def _started(self, name: str, config: ServerConfig, place: Place | None) -> Any:  # a Ray handle
         # Any: options of many kinds.
-        options: dict[str, Any] = {"num_cpus": 0, "resources": self._config.router.resources}
+        resources = self._live.current.router.resources
+        options: dict[str, Any] = {"num_cpus": 0, "resources": resources}
         if place is not None:
             own = dict(place.need.bundle)
             options = {
@@ -104,18 +104,25 @@ class NodePool:
         return actor_class.remote(config)
 
     def _actor(self, name: str, handle: Any, place: Place | None) -> Actor:  # Any: a Ray handle
+        scaling = self._live.current.scaling
+        timeout_s = scaling.start_timeout_s if scaling else START_TIMEOUT_S
         if place is None:
-            return Actor(name, handle, start_timeout_s=self._start_timeout_s)
+            return Actor(name, handle, start_timeout_s=timeout_s)
         return Actor(
             name,
             handle,
-            start_timeout_s=self._start_timeout_s,
+            start_timeout_s=timeout_s,
             free=lambda: self.places.free(place),
             why_late=place.why_pending,
         )
 
     def _named(self, name: str) -> str:
         return actor_name(self._cluster, name)
+
+
+def asks_for_nodes(config: ClusterConfig) -> bool:
+    """Whether Ray's autoscaler is told what the workers take."""
+    return config.scaling is not None and config.scaling.ask_for_nodes
 
 
 def servers_of(cluster: str) -> list[str]:

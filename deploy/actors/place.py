@@ -10,7 +10,7 @@ one is taken and after one was given back, so that nodes come before workers and
 
 import threading
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -56,7 +56,7 @@ class Places:
     Invariant: the demand for nodes is the sum of the places that are held; thread-safe.
     """
 
-    def __init__(self, cluster: str, *, asks_for_nodes: bool) -> None:
+    def __init__(self, cluster: str, *, asks_for_nodes: Callable[[], bool]) -> None:
         self._cluster = cluster
         self._asks_for_nodes = asks_for_nodes
         self._held: dict[str, Place] = {}
@@ -119,7 +119,7 @@ class Places:
         ]
 
     def _ask(self, places: Sequence[Place], *more: Need) -> None:
-        if self._asks_for_nodes:
+        if self._asks_for_nodes():
             needs = [*(place.need for place in places), *more]
             request_resources(bundles=[dict(need.bundle) for need in needs])
 

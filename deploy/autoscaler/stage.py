@@ -3,7 +3,9 @@
 They are looked at from the end, because a later stage that is full lets requests pile up in the
 earlier ones: read prompts that wait for a place at decode look like work of prefill otherwise. One
 thing piles up forwards: blocks at decode are taken while their bytes wait for a link. So where the
-link is late, and nobody whose bytes have come waits for a slot, a wait for decode is the link's.
+link is late, a wait for decode is the link's, even if bytes that came together make some wait for a
+slot: no more requests would get through for more workers. A full decode pool grants no blocks, so
+it cannot keep a link busy.
 """
 
 from dataclasses import dataclass
@@ -49,7 +51,7 @@ def find_stage(
         and link.use >= LINK_BUSY
     )
     why = _wait_for_decode(scaling, demand, decode)
-    if why and not (is_link_late and decode.num_running <= decode.num_slots):
+    if why and not is_link_late:
         return Finding(Stage.DECODE, why)
     if decode.step_s is not None and decode.step_s > scaling.decode.target_step_s:
         target_ms = scaling.decode.target_step_s * 1e3

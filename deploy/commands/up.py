@@ -38,7 +38,7 @@ def up(
     cluster = load(config, overrides)
     with joined(address):
         with err.status("starting"):
-            router = start_cluster(name, cluster)
+            router = start_cluster(name, cluster, tell=out.print)
         out.print(f"[green]ready[/]: gRPC at [bold]{router}[/], mode {cluster.mode}")
         if attach:
             _until_signal()

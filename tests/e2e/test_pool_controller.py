@@ -12,7 +12,7 @@ import psutil
 import pytest
 import ray
 from ray.autoscaler._private.constants import AUTOSCALER_RESOURCE_REQUEST_CHANNEL
-from ray.experimental.internal_kv import _internal_kv_get
+from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_list
 
 from core.config import load_config
 from core.errors import ConfigError
@@ -23,6 +23,7 @@ from deploy.actors.name import CONTROLLER, NAMESPACE, actor_name
 from deploy.actors.node_pool import NodePool, servers_of
 from deploy.actors.place import groups_of
 from deploy.autoscaler.record import GiveUp, Start
+from deploy.live_config import LiveConfig
 from tests.unit.deploy.scaling_facts import demand_of
 from tests.unit.deploy.test_scaler import BUSY, World
 from twophase.client import Client, Sampling
@@ -92,8 +93,13 @@ def test_workers_outlive_their_controller_and_come_back_elsewhere_until_down(
     router = start_cluster("main", config)
     # 1 whoever comes later finds it by name, and nobody gets another one by that name
     assert start_cluster("main", config) == router
-    with pytest.raises(ConfigError, match="'main' runs with another configuration"):
+    with pytest.raises(ConfigError, match="'main' runs with another configuration.*kv_cache"):
         start_cluster("main", load_config(None, [f"model={tiny_model_directory}"]))
+    #   except for what may change while it runs
+    changed = load_config(None, [f"model={tiny_model_directory}", *SETUP, "router.max_queue_s=7"])
+    told: list[str] = []
+    assert start_cluster("main", changed, told.append) == router
+    assert told == ["the configuration changed: router.max_queue_s 60.0 -> 7.0"]
     assert servers_of("main") == ["controller", "decode-0", "prefill-0", "router"]
     with Client(router) as client:
         tokens, before = answer(client), pids(client)
@@ -105,6 +111,7 @@ def test_workers_outlive_their_controller_and_come_back_elsewhere_until_down(
         os.kill(before["prefill-0"], signal.SIGKILL)
         wait_until(lambda: pid_of(controller) not in (first, None), "another controller")
         assert ray.get(controller.start.remote()) == router
+        assert ray.get(controller.config.remote()) == changed
         prefill = before.pop("prefill-0")
         wait_until(lambda: pids(client).get("prefill-0", prefill) != prefill, "another worker")
         assert pids(client)["decode-0"] == before["decode-0"]
@@ -124,6 +131,7 @@ def test_workers_outlive_their_controller_and_come_back_elsewhere_until_down(
     # 4 down: nothing of it is left
     assert stop_cluster("main") == 3
     assert servers_of("main") == [] and groups_of("main") == []
+    assert _internal_kv_list("twophase config", namespace=NAMESPACE) == []
     assert stop_cluster("main") == 0
 
 
@@ -139,7 +147,7 @@ def test_a_worker_that_no_node_has_room_for_is_withdrawn_and_the_other_pool_grow
             *("scaling.prefill={}", "scaling.ask_for_nodes=true"),
         ],
     )
-    pool = NodePool("full", config)
+    pool = NodePool("full", LiveConfig(config))
     world = World("prefill-0", "decode-0", decode=DecodeScaling(max_replicas=2))
     started = []
 

@@ -113,9 +113,10 @@ def test_blocks_that_wait_for_a_late_link_are_no_reason_for_more_decode_workers(
     record = run.ticks(120, [prefill("p1", **late), full], demand)
     assert record.finding.stage is Stage.LINK
     assert not any(each.actions for each in run.records)
-    # Two whose bytes have come wait for one of its 16 slots.
+    # Two whose bytes came with others' wait for one of its 16 slots: decode's, if the link is well.
     busy = decode("d1", num_running=18, kv_use=0.97, num_waiting=3, oldest_wait_s=20.0)
-    assert run.tick([prefill("p1", **late), busy], demand).finding.stage is Stage.DECODE
+    assert run.tick([prefill("p1", **late), busy], demand).finding.stage is Stage.LINK
+    assert run.tick([prefill("p1"), busy], demand).finding.stage is Stage.DECODE
 
 
 def test_idle_bytes_on_a_link_are_no_wait():
