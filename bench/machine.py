@@ -76,7 +76,7 @@ class CpuUse:
 
 
 class CpuMeter:
-    """Measures from its making to `read`; children that end meanwhile count where they are reaped."""
+    """Measures from its making to `read`; children that ended count once they were waited for."""
 
     def __init__(self) -> None:
         self._started_s = time.monotonic()

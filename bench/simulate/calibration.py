@@ -3,8 +3,10 @@
     alone    prompts of several lengths, one after the other; batches of several sizes that decode
     crowded  the same prompts while a batch decodes, and a batch while prompts are read
 
-Each figure is a median. The client's clock measures all but the last piece of a handoff, whose
-delay the prefill worker reports. Prompts are random tokens, so no cache has them.
+The client's clock measures all but the last piece of a handoff, whose delay the prefill worker
+reports. Prompts are random tokens, so no cache has them. Before each the worker has idled for a
+while, as it does between those of a load: a first step after that is slower. What is fitted are
+means, since waits are made of all steps, slow ones, too.
 """
 
 import asyncio
@@ -17,8 +19,9 @@ from bench.load import StreamLog, random_prompt, stream
 from bench.simulate.machine import LINK_BYTES_PER_S, Machine, not_negative
 from twophase.client import AsyncClient
 
-PROMPT_TOKENS = (64, 192, 448, 896, 1280)
+PROMPT_TOKENS = (16, 64, 192, 448, 896, 1280)
 REPEATS = 3
+IDLE_S = 0.4
 # Batch size and prompt tokens of each sequence; one size with two histories tells what those cost.
 BATCHES = ((1, 32), (2, 32), (4, 32), (4, 640), (8, 32))
 BATCH_OUTPUT_TOKENS = 40
@@ -31,7 +34,8 @@ class Measured:
     """What was seen.
 
     prompts: tokens, and seconds to the first token; steps: batch size, tokens of history in all,
-    and seconds; handoffs of prompts of one step: bytes, and seconds after their prompt was read.
+    and mean seconds, which crowded_step_s are of a batch of CROWD; handoffs of prompts of one step:
+    bytes, and seconds after their prompt was read.
     """
 
     prompts: list[tuple[int, float]] = field(default_factory=list)
@@ -41,40 +45,39 @@ class Measured:
     handoffs: list[tuple[int, float]] = field(default_factory=list)
 
     def machine(self) -> Machine:
-        """The machine that these figures are of."""
-        rows = [(1.0, n, n * n / 2) for n, _ in self.prompts]
-        request_s, token_s, pair_s = not_negative(rows, [seconds for _, seconds in self.prompts])
-        kv_s = self._kv_s()
-        steps_s = {n: step_s - kv_s * h for n, h, step_s in reversed(self.steps)}
-        alone = dict(self.prompts)
-        crowdings = [(s - request_s) / (alone[n] - request_s) for n, s in self.crowded_prompts]
-        batch_s = next(s for n, _, s in self.steps if n == CROWD[0])
-        pieces = [(1.0, num_bytes) for num_bytes, _ in self.handoffs]
-        latency_s, byte_s = not_negative(pieces, [seconds for _, seconds in self.handoffs])
+        """The machine that comes closest to all figures, in least squares of relative errors."""
+        request_s, token_s, pair_s = _fit([((1.0, n, n * n / 2), s) for n, s in self.prompts])
+        base_s, sequence_s, kv_s = _fit([((1.0, n, h), s) for n, h, s in self.steps])
+        latency_s, byte_s = _fit([((1.0, size), s) for size, s in self.handoffs])
+        alone_s = sum(seconds for _, seconds in self.prompts)
+        crowded_s = sum(seconds for _, seconds in self.crowded_prompts)
+        batch_s = statistics.mean(s for n, _, s in self.steps if n == CROWD[0])
         slowest = LINK_BYTES_PER_S["shm"]
         return Machine(
             prefill_token_s=token_s,
             prefill_pair_s=pair_s,
-            decode_steps_s=tuple(sorted(steps_s.items())),
+            decode_steps_s=((1, base_s + sequence_s), (2, base_s + 2 * sequence_s)),
             decode_kv_s=kv_s,
             link_bytes_per_s=min(1 / byte_s, slowest) if byte_s else slowest,
             link_latency_s=latency_s,
             request_s=request_s,
-            prefill_crowding=max(statistics.median(crowdings), 1.0),
+            prefill_crowding=max(crowded_s / alone_s, 1.0),
             decode_crowding=max(self.crowded_step_s / batch_s, 1.0),
         )
 
-    def _kv_s(self) -> float:
-        """Seconds of a step for one token of history, from the batch that was tried with two."""
-        of_size: dict[int, list[tuple[float, float]]] = {}
-        for size, history, step_s in self.steps:
-            of_size.setdefault(size, []).append((history, step_s))
-        short, long = next(sorted(found) for found in of_size.values() if len(found) == 2)
-        return max((long[1] - short[1]) / (long[0] - short[0]), 0.0)
+
+def _fit(figures: Sequence[tuple[tuple[float, ...], float]]) -> tuple[float, ...]:
+    """Coefficients of what was measured so, of which equal figures count as their mean."""
+    found: dict[tuple[float, ...], list[float]] = {}
+    for row, seconds in figures:
+        found.setdefault(row, []).append(seconds)
+    means = {row: statistics.mean(seconds) for row, seconds in found.items()}
+    rows = [tuple(value / mean_s for value in row) for row, mean_s in means.items()]
+    return not_negative(rows, [1.0] * len(rows))
 
 
 class Calibration:
-    """Measures one cluster; `run` is called once."""
+    """Measures one cluster, as often as `run` is called."""
 
     def __init__(self, client: AsyncClient, vocab_size: int, *, seed: int) -> None:
         self._client = client
@@ -85,7 +88,7 @@ class Calibration:
         """All figures."""
         measured = Measured()
         await self._batch(*CROWD)  # first steps and the first handoff are slower than all others
-        await self._prompts()
+        await self._one(PROMPT_TOKENS[-1], 2)
         measured.prompts, measured.handoffs = await self._prompts()
         for size, num_prompt_tokens in BATCHES:
             history, step_s = await self._batch(size, num_prompt_tokens)
@@ -109,8 +112,11 @@ class Calibration:
     async def _prompts(self) -> tuple[list[tuple[int, float]], list[tuple[int, float]]]:
         found, handoffs = [], []
         for num_tokens in PROMPT_TOKENS:
-            logs = [await self._one(num_tokens, 2) for _ in range(REPEATS)]
-            found.append((num_tokens, statistics.median(log.ttft_s for log in logs)))
+            logs = []
+            for _ in range(REPEATS):
+                await asyncio.sleep(IDLE_S)
+                logs.append(await self._one(num_tokens, 2))
+            found += [(num_tokens, log.ttft_s) for log in logs]
             for log in logs:
                 if num_tokens <= 512 and log.completion is not None and log.completion.transfer:
                     transfer = log.completion.transfer
@@ -118,7 +124,7 @@ class Calibration:
         return found, handoffs
 
     async def _batch(self, size: int, num_prompt_tokens: int) -> tuple[float, float]:
-        """Tokens of history of all, on average, and the median step while all of them decode."""
+        """Tokens of history of all, on average, and the mean step while all of them decode."""
         one = [self._one(num_prompt_tokens, BATCH_OUTPUT_TOKENS + 4 * size) for _ in range(size)]
         logs = await asyncio.gather(*one)
         return size * (num_prompt_tokens + BATCH_OUTPUT_TOKENS / 2), _step_s(logs)
@@ -141,8 +147,8 @@ class Calibration:
 
 
 def _step_s(logs: Sequence[StreamLog]) -> float:
-    """The median gap while all of these streams are under way."""
+    """The mean gap while all of these streams are under way."""
     start_s = max(log.arrivals[0].at_s for log in logs)
     end_s = min(log.arrivals[-1].at_s for log in logs)
     gaps = [gap for log in logs for gap in log.gaps()]
-    return statistics.median(g.seconds for g in gaps if start_s < g.started_s < end_s)
+    return statistics.mean(g.seconds for g in gaps if start_s < g.started_s < end_s)

@@ -1,22 +1,26 @@
 """The simulator against a real cluster: `make bench-simulate-reality`.
 
-1 a cluster of one prefill and one decode worker (child processes, SmolLM2-135M in bfloat16) is
-  measured: prompts and batches, alone and beside each other (`calibration`)
-2 another such cluster gets a load, open loop: random arrivals and lengths
-3 the same arrivals are simulated on a machine with the measured coefficients
+One cluster of one prefill and one decode worker (child processes, SmolLM2-135M in bfloat16) is used
+throughout:
+
+1 it is measured: prompts and batches, alone and beside each other (`calibration`)
+2 it gets a load, open loop: random arrivals and lengths
+3 it is measured, gets the same load, and is measured a last time: the speed of many machines
+  changes within minutes
+4 the same arrivals are simulated on each of the three machines that were measured, and count as one
+  load
 
 Rows: quantiles of time to first token and of mean time per token after it as the client saw them,
-beside those simulated, and by how many percent these are off. The model knows medians: where other
-processes take cores, single requests take longer than it says.
+beside those simulated, and by how many percent these are off; then by how many percent the second
+load differed from the first, which no model can be better than.
 """
 
 import argparse
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 from rich.console import Console
 
@@ -45,33 +49,28 @@ SETTINGS = (
     *("prefill.kv_cache=200MiB", "decode.kv_cache=400MiB", "decode.max_num_sequences=16"),
 )
 
-Result = TypeVar("Result")
-
 
 @dataclass(frozen=True, slots=True)
-class Waits:
-    """(p50, p95) of time to first token and of mean time per token after it; failed requests."""
+class Seen:
+    """What came of a load: seconds to first token, and per token after it; failed requests."""
 
-    ttft_s: tuple[float, float]
-    tpot_s: tuple[float, float]
+    ttfts_s: tuple[float, ...]
+    tpots_s: tuple[float, ...]
     num_failed: int = 0
 
-
-def with_cluster(
-    config: ClusterConfig, act: Callable[[AsyncClient, int], Awaitable[Result]]
-) -> Result:
-    """What `act` gives of a fresh cluster; it gets a client and the size of the vocabulary."""
-    with local_cluster(config, tell=lambda line: None) as cluster:
-        wait_until_ready(cluster.address, config.security, READY_TIMEOUT_S)
-
-        async def run() -> Result:
-            async with AsyncClient(cluster.address) as client:
-                return await act(client, (await client.model()).vocab_size)
-
-        return asyncio.run(run())
+    def __add__(self, other: "Seen") -> "Seen":
+        """Both loads as one."""
+        return Seen(
+            self.ttfts_s + other.ttfts_s,
+            self.tpots_s + other.tpots_s,
+            self.num_failed + other.num_failed,
+        )
 
 
-async def send(client: AsyncClient, vocab_size: int, arrivals: Sequence[Arrival]) -> Waits:
+NOTHING = Seen((), ())
+
+
+async def send(client: AsyncClient, vocab_size: int, arrivals: Sequence[Arrival]) -> Seen:
     """Each request at its time, whatever became of those before; all are waited for."""
     draw, started_s = random.Random(7), time.monotonic() + 1.0
     logs = [StreamLog() for _ in arrivals]
@@ -88,54 +87,73 @@ async def send(client: AsyncClient, vocab_size: int, arrivals: Sequence[Arrival]
             raise error
     good = [log for log, error in zip(logs, ended, strict=True) if error is None]
     spans = [(log.arrivals[-1].at_s - log.arrivals[0].at_s, log.num_tokens - 1) for log in good]
-    return Waits(
-        quantiles([log.ttft_s for log in good]),
-        quantiles([span_s / gaps for span_s, gaps in spans if gaps]),
+    return Seen(
+        tuple(log.ttft_s for log in good),
+        tuple(span_s / gaps for span_s, gaps in spans if gaps),
         len(ended) - len(good),
     )
 
 
-def simulated(config: ClusterConfig, machine: Machine, arrivals: Sequence[Arrival]) -> Waits:
+async def measure(
+    address: str, arrivals: Sequence[Arrival], seed: int
+) -> tuple[list[Machine], Seen, Seen]:
+    """The machine as it was thrice, and what came of the load at its first and second time."""
+    async with AsyncClient(address) as client:
+        vocab_size = (await client.model()).vocab_size
+        calibration = Calibration(client, vocab_size, seed=seed)
+        machines = [(await calibration.run()).machine()]
+        first = await send(client, vocab_size, arrivals)
+        machines.append((await calibration.run()).machine())
+        second = await send(client, vocab_size, arrivals)
+        machines.append((await calibration.run()).machine())
+    return machines, first, second
+
+
+def simulated(config: ClusterConfig, machine: Machine, arrivals: Sequence[Arrival]) -> Seen:
     """The same, as the simulator has it."""
     trips = Simulation(config, machine, decide=None).run(arrivals).trips
     good = [trip for trip in trips if not trip.failure]
-    ttfts, tpots = [trip.ttft_s for trip in good], [trip.tpot_s for trip in good]
-    return Waits(quantiles(ttfts), quantiles(tpots), len(trips) - len(good))
+    ttfts = tuple(trip.ttft_s for trip in good if trip.ttft_s is not None)
+    tpots = tuple(trip.tpot_s for trip in good if trip.tpot_s is not None)
+    return Seen(ttfts, tpots, len(trips) - len(good))
 
 
-def rows_of(real: Waits, model: Waits) -> list[Row]:
-    """Each quantile, and how far off the simulated one is."""
-    rows = []
-    for name, measured, modelled in (
-        ("time to first token", real.ttft_s, model.ttft_s),
-        ("time per token after it", real.tpot_s, model.tpot_s),
-    ):
-        for share, real_s, model_s in zip(("p50", "p95"), measured, modelled, strict=True):
+def rows_of(first: Seen, second: Seen, model: Seen) -> list[Row]:
+    """Each quantile, how far off the simulated one is, and how far the second is off the first."""
+    rows, noise = [], []
+    both = first + second
+    for name, seen in (("time to first token", "ttfts_s"), ("time per token after it", "tpots_s")):
+        values = (quantiles(getattr(each, seen)) for each in (both, model, first, second))
+        for share, real_s, model_s, first_s, second_s in zip(("p50", "p95"), *values, strict=True):
             rows.append(Row(f"{name}, {share}", real_s * 1e3, "ms", "simulated", model_s * 1e3))
             off = (model_s / real_s - 1) * 100
             rows.append(Row(f"{name}, {share}: simulated less measured", off, "%", "aim", 10.0))
-    rows.append(Row("requests that failed", real.num_failed, "", "simulated", model.num_failed))
-    return rows
+            turned = (second_s / first_s - 1) * 100
+            noise.append(Row(f"{name}, {share}: second load less the first", turned, "%"))
+    failed = Row("requests that failed", both.num_failed, "", "simulated", model.num_failed)
+    return [*rows, *noise, failed]
 
 
 def main() -> None:
     """Measure, simulate and print."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=240.0, help="Of the load.")
+    parser.add_argument("--seconds", type=float, default=150.0, help="Of the load, each time.")
     parser.add_argument("--seed", type=int, default=11)
     words = parser.parse_args()
     config = load_config(None, [f"model={fetch_model(DEFAULT_MODEL)}", *SETTINGS])
     out = Console(soft_wrap=True, highlight=False, markup=False)
     arrivals = poisson(REQUESTS_PER_S, words.seconds, PROMPT_TOKENS, OUTPUT_TOKENS, seed=words.seed)
-    meter = CpuMeter()
-    machine = with_cluster(config, lambda c, v: Calibration(c, v, seed=words.seed).run()).machine()
-    quiet = meter.read().other_cores
-    out.print(f"measured alone: {machine}")
-    meter = CpuMeter()
-    real = with_cluster(config, lambda client, vocab: send(client, vocab, arrivals))
-    other_cores = {"other_cores_calibration": quiet, "other_cores": meter.read().other_cores}
-    rows = rows_of(real, simulated(config, machine, arrivals))
-    print_report(f"{len(arrivals)} requests, measured and simulated", rows, other_cores)
+    with local_cluster(config, tell=lambda line: None) as cluster:
+        wait_until_ready(cluster.address, config.security, READY_TIMEOUT_S)
+        meter = CpuMeter()
+        machines, first, second = asyncio.run(measure(cluster.address, arrivals, words.seed))
+        other_cores = meter.read().other_cores
+    for machine in machines:
+        out.print(f"measured: {machine}")
+    model = sum((simulated(config, machine, arrivals) for machine in machines), NOTHING)
+    rows = rows_of(first, second, model)
+    title = f"{len(arrivals)} requests, measured twice and simulated"
+    print_report(title, rows, {"other_cores": other_cores})
 
 
 if __name__ == "__main__":
