@@ -162,8 +162,9 @@ async def test_prefill_samples_one_token_for_each_request_under_every_name_of_th
 async def test_a_request_that_is_tried_again_finds_its_cache_wherever_it_was_read(model, reference):
     prompts = [prompt_of(40, 460 + number) for number in range(8)]
     async with one_process(model, "shm", "prefill.replicas=2", "transfer.piece=4096") as cluster:
+        # Three in a row would have a worker left alone, and six both.
         cluster.faults.order(
-            *(Fault(Step.SEND, FaultKind.CORRUPT, nth) for nth in (0, 9, 20, 33, 47, 60))
+            *(Fault(Step.SEND, FaultKind.CORRUPT, nth) for nth in (0, 9, 20, 33, 47))
         )
         num_failed = 0
 
