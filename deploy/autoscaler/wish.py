@@ -19,6 +19,11 @@ from deploy.autoscaler.history import PoolHistory
 from deploy.autoscaler.need import Need
 from deploy.autoscaler.stage import Finding, Stage
 
+# Of a pool of more workers at most such a part leaves at once, and others after a cool-down: with
+# fewer workers batches grow, steps take longer, and so do answers, which the rates of now do not
+# tell. In small pools rounding up leaves room for that.
+LARGE = 10
+
 
 class Rule(StrEnum):
     """Which rule decided for a pool; docs/scaling.md explains each."""
@@ -118,6 +123,11 @@ def _shrink(scaling: ScalingConfig, pool: Pool, finding: Finding, most: int, now
         return Wish(num_workers, Rule.UNKNOWN, why)
     if now_s - pool.history.grown_s < scaling.cooldown_s:
         return Wish(num_workers, Rule.COOLING, f"it grew less than {scaling.cooldown_s:g} s ago")
+    if num_workers > LARGE:
+        if now_s - pool.history.shrunk_s < scaling.cooldown_s:
+            why = f"it shrank less than {scaling.cooldown_s:g} s ago"
+            return Wish(num_workers, Rule.COOLING, why)
+        most = max(most, num_workers - num_workers // LARGE)
     return Wish(
         most, Rule.SPARE, f"no more were needed for {shrink_after_s(scaling, pool.history):.0f} s"
     )

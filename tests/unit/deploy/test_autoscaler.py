@@ -239,6 +239,24 @@ def test_a_pool_keeps_what_a_somewhat_larger_load_would_need():
     assert ample.needed < ample.after < 7
 
 
+def test_of_a_large_pool_a_tenth_leaves_at_once_and_others_after_a_cool_down():
+    scaling = scaling_of(prefill=PoolScaling(max_replicas=64), max_shrink_after_s=0.0)
+    plant = Plant(Run(scaling))
+    for _ in range(40):
+        plant.add(Role.PREFILL, Life.SERVING)
+    plant.add(Role.DECODE, Life.SERVING)
+    for _ in range(40):
+        plant.step(demand_of(requests_per_s=0.2))
+    shrunk = [r for r in plant.run.records if after(r, Role.PREFILL).rule is Rule.SPARE]
+    steps = [after(record, Role.PREFILL) for record in shrunk]
+    assert [(step.before, step.after) for step in steps[:3]] == [(40, 36), (36, 33), (33, 30)]
+    times = [record.now_s for record in shrunk]
+    gaps_s = [b - a for a, b in zip(times, times[1:], strict=False)]
+    assert min(gaps_s) >= scaling.cooldown_s
+    cooling = [r for r in plant.run.records if after(r, Role.PREFILL).rule is Rule.COOLING]
+    assert "it shrank less than 30 s ago" in after(cooling[-1], Role.PREFILL).why
+
+
 @pytest.mark.case("B-130")
 def test_after_a_burst_without_traffic_the_pools_go_back_to_the_minimum():
     plant = Plant(Run(scaling_of()))
