@@ -54,9 +54,13 @@ class PoolHistory:
         return replace(self, grown_s=now_s) if difference > 0 else replace(self, shrunk_s=now_s)
 
     def spared(self, after_s: float, now_s: float) -> "PoolHistory":
-        """Workers leave that nobody needed for `after_s`; what was learned fades by half."""
+        """Workers leave that nobody needed for `after_s`; what was learned fades by half.
+
+        It fades once, however many times workers leave until the pool grows again.
+        """
+        fades = FADES if self.grown_s > self.spared_s else 1.0
         return replace(
-            self, spared_s=now_s, spared_after_s=after_s, learned_s=self.learned_s / FADES
+            self, spared_s=now_s, spared_after_s=after_s, learned_s=self.learned_s / fades
         )
 
     def missed(self, now_s: float, *, most_s: float) -> "PoolHistory":

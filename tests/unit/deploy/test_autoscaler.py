@@ -222,6 +222,14 @@ def test_a_pool_keeps_workers_for_bursts_that_come_again_soon_after_they_left():
     assert plant.run.state.prefill.learned_s == pytest.approx(unneeded_s / 2, abs=1)
 
 
+def test_what_was_learned_fades_once_for_all_that_leave_until_the_pool_grows():
+    history = PoolHistory(spared_s=50.0, grown_s=100.0, learned_s=800.0)
+    for now_s in (1000.0, 1060.0, 1120.0):  # as a large pool gives its workers up
+        history = history.spared(800.0, now_s)
+    assert history.learned_s == 400.0
+    assert history.changed(1, 1200.0).spared(400.0, 2000.0).learned_s == 200.0
+
+
 def test_bursts_that_come_after_the_longest_time_teach_nothing():
     assert bursts(bursty_plant(max_shrink_after_s=100.0), quiet_s=250.0, num=4) == [1] * 4
 
