@@ -240,6 +240,7 @@ async def test_output_tokens_are_those_that_were_sent_however_it_ended(run, refe
         failed = await cluster.ask(prompt_of(20, 4), max_tokens=8)
         device._step = step
         assert failed.error.completion.usage.num_output_tokens == len(failed.token_ids) == 0
+        await cluster.nothing_is_left()  # a probe of readiness would meet the fault
         cluster.faults.order(Fault(Step.PIECE, FaultKind.CORRUPT))
         failed = await cluster.ask(prompt_of(20, 5), max_tokens=8)
         assert isinstance(failed.error, TransferFailed)

@@ -64,6 +64,7 @@ async def test_they_are_those_of_one_plain_step_also_where_the_prompt_is_cached(
         assert other.token_ids == reference(PROMPT, 3)
         # 4 a handoff that fails before the first token, or after it: told once
         for step in (Step.BEGIN, Step.SEAL):
+            await cluster.nothing_is_left()  # a probe of readiness would meet the fault
             cluster.faults.order(Fault(step, FaultKind.RAISE))
             prompt = prompt_of(75, 100 + len(step))
             answer = await scored(cluster, prompt, 1)
