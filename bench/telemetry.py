@@ -1,148 +1,236 @@
 """What telemetry costs decode: everything on against off, in one run.
 
-    python -m bench.telemetry [key=value ...] [--rounds N] [--streams N] [--tokens N]
+    python -m bench.telemetry [MODEL] [--pairs N] [--streams N]
 
-Two clusters of the same configuration, one with telemetry.enabled false, take turns on the same
-cores, each round off, on, off again; while on, /metrics is scraped once a second. A turn is some
-streams that decode side by side, from the moment when the last one has begun to the end of the
-first. Told are the medians over the rounds of
+A decode worker steps some streams side by side as fast as it can: scheduler, engine, bookkeeping
+and the messages' metrics at the router, as in servers, without their sockets. What is recorded is
+switched between steps. Two neighbouring steps are a pair, one with telemetry and one without, in an
+order that is drawn, so that what the machine does by itself within seconds hits both alike; some
+pairs are without it twice and tell the noise. Told is the median over the pairs, and between which
+bounds the true one lies with 95 % certainty (order statistics of the median).
 
-    on against off              of a round, off being the mean of its two turns
-    off against off             of a round: what the machine does by itself, the noise floor
-
-once in tokens a second, and once in processor seconds a token, of all servers of the cluster, which
-other programs disturb less. The recording code is also timed directly, for each decode step and for
-each message of the router: that is precise on any machine, and is set beside the step's own time.
+The recording code is also timed alone, for each step and each message, which is precise on any
+machine, and is set beside the step's own time; a scrape of /metrics as well.
 """
 
 import argparse
-import asyncio
 import random
 import statistics
 import time
-import urllib.request
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
 
-import psutil
-
-from bench.load import StreamLog, random_prompt, stream
-from bench.parity import wait_until_ready
+from bench.load import random_prompt
 from bench.report import Row, print_report
 from core.clock import MonotonicClock
-from core.config import load_config
+from core.config import Mode
 from core.events.step import StepFacts
-from core.request import Request, RequestId, SamplingParams
-from decode_worker.recording import recording_of
+from core.layout import Dtype
+from core.model_path import DEFAULT_MODEL
+from core.request import Request, RequestId, SamplingParams, WorkerName
+from core.timeline import DecodeReport
+from core.worker import Reserve, Role, WorkerInfo
+from decode_worker.limits import Limits
+from decode_worker.recording import Recording, recording_of
+from decode_worker.scheduler import Scheduler
 from decode_worker.step_log import StepLog
-from deploy.local_cluster import LocalCluster, local_cluster
+from decode_worker.worker import DecodeWorker
+from deploy.model_store import fetch_model
+from engine.block_pool import BlockPool
+from engine.runner import Runner
 from router.answer import Answer
 from router.telemetry.exposition import NoTelemetry, Telemetry
-from router.telemetry.measured import Measured
-from twophase.client import AsyncClient
+from router.telemetry.measured import AnswerMeter, Measured
 
-SETUP = ("router.port=0", "router.http_port=0", "decode.kv_cache=256MiB", "prefill.kv_cache=256MiB")
 NUM_PROMPT_TOKENS = 64
-REQUEST_TIMEOUT_S = 120.0
-SCRAPE_S = 1.0
+# Pairs of the same streams; then others begin, so that histories stay short.
+PAIRS_A_GROUP = 60
+KV_CACHE_BYTES = 512 << 20
+SESSION = "bench"
+FAR_S = 1e9
 # Of the direct measure: batches, and calls of which the fastest repeat counts.
 BATCHES = (1, 16, 64)
 NUM_CALLS, NUM_REPEATS = 300, 15
+# Standard deviations around the middle that hold 95 % of a normal distribution.
+Z_95 = 1.96
 AIM = 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
-    """Streams that decoded side by side: tokens of all, in so long, at so much processor time."""
+class Taken:
+    """What one step took."""
 
-    num_tokens: int
     seconds: float
     cpu_s: float
 
-    @property
-    def tokens_per_s(self) -> float:
-        """What clients saw."""
-        return self.num_tokens / self.seconds
 
-    @property
-    def cpu_per_token_s(self) -> float:
-        """What the servers took."""
-        return self.cpu_s / self.num_tokens
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two neighbouring steps; has_on: telemetry was on in `other`, else in neither."""
+
+    has_on: bool
+    other: Taken
+    off: Taken
+
+    def cost(self, value: Callable[[Taken], float]) -> float:
+        """How much larger the value was in the step that may have had telemetry, as a share."""
+        return value(self.other) / value(self.off) - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
-    """One turn with everything on between two with everything off."""
+class Estimate:
+    """A median, and the bounds of its 95 % confidence interval."""
 
-    before: Turn
-    on: Turn
-    after: Turn
+    median: float
+    low: float
+    high: float
 
-    def cost(self, value: Callable[[Turn], float]) -> float:
-        """How much larger the value is with everything on, as a share."""
-        return value(self.on) / statistics.mean((value(self.before), value(self.after))) - 1
-
-    def noise(self, value: Callable[[Turn], float]) -> float:
-        """How much larger it was in the later of the turns that were off."""
-        return value(self.after) / value(self.before) - 1
-
-
-@dataclass(slots=True)
-class Contender:
-    """A running cluster and its client; is_scraped while its turn lasts."""
-
-    client: AsyncClient
-    servers: tuple[psutil.Process, ...]
-    vocab_size: int
-    metrics_url: str | None
-
-    async def turn(self, num_streams: int, num_tokens: int, generator: random.Random) -> Turn:
-        """Decode so many streams of so many tokens."""
-        logs = [StreamLog() for _ in range(num_streams)]
-        all_began, one_ended = asyncio.Event(), asyncio.Event()
-
-        def arrived() -> None:
-            if all(log.arrivals for log in logs):
-                all_began.set()
-
-        async def run(log: StreamLog) -> None:
-            prompt = random_prompt(generator, NUM_PROMPT_TOKENS, self.vocab_size)
-            await stream(
-                self.client,
-                prompt,
-                log,
-                max_tokens=num_tokens,
-                timeout_s=REQUEST_TIMEOUT_S,
-                on_arrival=arrived,
-            )
-            one_ended.set()
-
-        async with asyncio.TaskGroup() as tasks:
-            scraping = tasks.create_task(self._scrape())
-            running = [tasks.create_task(run(log)) for log in logs]
-            await all_began.wait()
-            began_s, began_cpu_s = time.monotonic(), self._cpu_s()
-            await one_ended.wait()
-            ended_s, cpu_s = time.monotonic(), self._cpu_s() - began_cpu_s
-            await asyncio.wait(running)
-            scraping.cancel()
-        tokens = sum(log.num_tokens_between(began_s, ended_s) for log in logs)
-        return Turn(tokens, ended_s - began_s, cpu_s)
-
-    async def _scrape(self) -> None:
-        while self.metrics_url is not None:
-            await asyncio.to_thread(_read, self.metrics_url)
-            await asyncio.sleep(SCRAPE_S)
-
-    def _cpu_s(self) -> float:
-        times = [server.cpu_times() for server in self.servers]
-        return sum(time_.user + time_.system for time_ in times)
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Estimate":
+        """The ranks of the bounds are binomial, here by its normal approximation."""
+        ordered = sorted(values)
+        reach = Z_95 * len(ordered) ** 0.5 / 2
+        low = max(round(len(ordered) / 2 - reach), 0)
+        return cls(statistics.median(ordered), ordered[low], ordered[len(ordered) - 1 - low])
 
 
-def _read(url: str) -> None:
-    with urllib.request.urlopen(url, timeout=SCRAPE_S) as reply:
-        reply.read()
+class SwitchedPace:
+    """Of one answer, its pace with telemetry and without; only one of them works in a step."""
+
+    def __init__(self, switch: "Switched", began_s: float) -> None:
+        self.began_s = began_s
+        self._switch = switch
+        self._on, self._off = (each.pace(began_s) for each in (switch.on, switch.off))
+
+    def token(self, index: int, log: StepLog) -> None:
+        """As `Pace.token`; the other one is told after the step, beside the clock."""
+        now, later = (self._on, self._off) if self._switch.is_on else (self._off, self._on)
+        now.token(index, log)
+        self._switch.later.append(lambda: later.token(index, log))
+
+    def report(self, slot_wait_s: float) -> DecodeReport:
+        """As `Pace.report`."""
+        return self._on.report(slot_wait_s)
+
+
+class Switched:
+    """A worker's recording that is on or off as its user says, before each step."""
+
+    def __init__(self, token_bytes: int) -> None:
+        self.is_on = False
+        self.on, self.off = (
+            recording_of(is_on=is_on, token_bytes=token_bytes) for is_on in (True, False)
+        )
+        self.later: list[Callable[[], None]] = []
+
+    def step(self, log: StepLog, step: StepFacts) -> None:
+        """As `Recording.step`."""
+        (self.on if self.is_on else self.off).step(log, step)
+
+    def pace(self, began_s: float) -> SwitchedPace:
+        """As `Recording.pace`."""
+        return SwitchedPace(self, began_s)
+
+    def catch_up(self) -> None:
+        """Tell what was off in the last step what it missed."""
+        for call in self.later:
+            call()
+        self.later.clear()
+
+
+class Loop:
+    """A decode worker without its sockets, and what its router would measure."""
+
+    def __init__(self, directory: Path) -> None:
+        self._runner = runner = Runner(
+            directory,
+            dtype=Dtype.FLOAT32,
+            num_threads=1,
+            kv_cache_bytes=KV_CACHE_BYTES,
+        )
+        runner.warm_up()
+        info = WorkerInfo(
+            name=WorkerName("decode-0"),
+            role=Role.DECODE,
+            incarnation="bench",
+            model=str(directory),
+            layout=runner.layout,
+            num_blocks=runner.num_blocks,
+            max_context_tokens=runner.max_context_tokens,
+            vocab_size=runner.config.vocab_size,
+            max_num_sequences=max(BATCHES),
+            kernels=runner.kernels,
+        )
+        scheduler = Scheduler(
+            Mode.CHUNKED, max_batch_tokens=1024, max_num_sequences=info.max_num_sequences
+        )
+        self._worker = DecodeWorker(
+            info,
+            BlockPool(runner.num_blocks, runner.layout.block_size),
+            scheduler,
+            Limits(info.max_context_tokens, info.max_num_sequences),
+        )
+        self._recording = Switched(runner.layout.token_bytes)
+        self._worker.recording = cast(Recording, self._recording)  # it quacks
+        self._clock = MonotonicClock()
+        self._measured = {True: Measured(Telemetry()), False: Measured(NoTelemetry())}
+        self._meters: dict[bool, dict[RequestId, AnswerMeter]] = {True: {}, False: {}}
+        self._generator = random.Random(7)
+
+    def begin(self, num_streams: int) -> None:
+        """End the streams before, and step until so many others all have a token."""
+        now_s = self._clock.now_s()
+        for request_id in self._meters[True]:
+            self._worker.cancel(SESSION, request_id, now_s)
+        requests = [self._request(i) for i in range(num_streams)]
+        for is_on, measured in self._measured.items():
+            self._meters[is_on] = {
+                each.request_id: measured.meter(Answer(each, now_s, 0.0), self._clock)
+                for each in requests
+            }
+        for request in requests:
+            self._worker.reserve(SESSION, Reserve(request, prefill_locally=True), now_s)
+        waiting = set(self._meters[True])
+        while waiting:
+            waiting -= self._step()
+
+    def pair(self) -> Pair:
+        """Two steps, of which one has telemetry, or neither."""
+        has_on, is_first = self._generator.random() < 2 / 3, self._generator.random() < 1 / 2
+        taken = [self.step(is_on=has_on and is_other) for is_other in (is_first, not is_first)]
+        other, off = taken if is_first else taken[::-1]
+        return Pair(has_on, other, off)
+
+    def step(self, *, is_on: bool) -> Taken:
+        """One step of all streams, and what it took."""
+        self._recording.is_on = is_on
+        began_s, began_cpu_s = time.perf_counter(), time.process_time()
+        self._step()
+        taken = Taken(time.perf_counter() - began_s, time.process_time() - began_cpu_s)
+        self._recording.catch_up()
+        return taken
+
+    def scrape(self) -> None:
+        """What the router does for /metrics, but for what workers told."""
+        self._measured[True].telemetry.exposition(())
+
+    def _step(self) -> set[RequestId]:
+        steps = self._worker.next_steps(self._clock.now_s())
+        result = self._runner.step(steps)
+        self._worker.apply(result, self._clock.now_s())
+        meters = self._meters[self._recording.is_on]
+        update = self._worker.take_updates()[SESSION]
+        for token in update.tokens:
+            meters[token.request_id].delivered(1)
+        return {token.request_id for token in update.tokens}
+
+    def _request(self, index: int) -> Request:
+        prompt = random_prompt(self._generator, NUM_PROMPT_TOKENS, self._runner.config.vocab_size)
+        request_id = RequestId(f"{self._clock.now_s()}-{index}")
+        sampling = SamplingParams(max_tokens=4 * PAIRS_A_GROUP)
+        return Request(request_id, tuple(prompt), sampling, deadline_s=FAR_S)
 
 
 def recording_us(num_sequences: int) -> float:
@@ -174,7 +262,7 @@ def message_us() -> float:
 
 def _message_s(telemetry: Telemetry) -> float:
     clock = MonotonicClock()
-    request = Request(RequestId("r"), (1,), SamplingParams(max_tokens=1), deadline_s=1e9)
+    request = Request(RequestId("r"), (1,), SamplingParams(max_tokens=1), deadline_s=FAR_S)
     meter = Measured(telemetry).meter(Answer(request, clock.now_s(), 0.0), clock)
 
     def deliver() -> None:
@@ -193,88 +281,60 @@ def _fastest_s(call: Callable[[], None]) -> float:
     return min(seconds)
 
 
-def rows(rounds: Sequence[Round], num_streams: int) -> list[Row]:
-    """What the rounds and the direct measure say, in percent and microseconds."""
-    off = [turn for one in rounds for turn in (one.before, one.after)]
-    rate = statistics.median(turn.tokens_per_s for turn in off)
-    step_us = 1e6 * num_streams / rate
-    told = [
-        Row("decode, telemetry off", rate, "tokens/s"),
-        Row("decode step, telemetry off", step_us / 1e3, "ms"),
-    ]
+def rows(pairs: Sequence[Pair], num_streams: int, scrape_s: float) -> list[Row]:
+    """What the pairs and the direct measure say, in percent and microseconds."""
+    step_us = 1e6 * statistics.median(pair.off.seconds for pair in pairs)
+    told = [Row(f"decode step of {num_streams}, telemetry off", step_us / 1e3, "ms")]
     for name, value in (
-        ("time", lambda turn: 1 / turn.tokens_per_s),
-        ("processor time", lambda turn: turn.cpu_per_token_s),
+        ("time", lambda taken: taken.seconds),
+        ("processor time", lambda taken: taken.cpu_s),
     ):
-        costs, noises = [r.cost(value) for r in rounds], [abs(r.noise(value)) for r in rounds]
-        told += [
-            Row(f"{name} a token, on against off", *_percent(statistics.median(costs))),
-            Row(f"{name} a token, off against off", *_percent(statistics.median(noises))),
-        ]
+        for has_on, what in ((True, "on against off"), (False, "off against off")):
+            costs = [pair.cost(value) for pair in pairs if pair.has_on == has_on]
+            told += _bounds(f"{name} of a step, {what}", Estimate.of(costs))
     for size in BATCHES:
         told.append(Row(f"recording a step of {size} sequences", recording_us(size), "us"))
     told.append(Row("measuring a message at the router", message_us(), "us"))
     whole_us = recording_us(num_streams) + num_streams * message_us()
-    told.append(
-        Row(
-            f"all of it for a step of {num_streams}",
-            100 * whole_us / step_us,
-            "% of the step",
-            "aim",
-            100 * AIM,
-        )
-    )
-    return told
+    return [
+        *told,
+        Row("a scrape of /metrics at the router", 1e3 * scrape_s, "ms"),
+        Row(f"recorded for a step of {num_streams}", *_percent(whole_us / step_us)),
+    ]
+
+
+def _bounds(name: str, estimate: Estimate) -> Iterator[Row]:
+    yield Row(name, *_percent(estimate.median))
+    yield Row(f"{name}, at least", 100 * estimate.low, "%")
+    yield Row(f"{name}, at most", 100 * estimate.high, "%")
 
 
 def _percent(share: float) -> tuple[float, str, str, float]:
     return 100 * share, "%", "aim", 100 * AIM
 
 
-async def _contender(cluster: LocalCluster, client: AsyncClient, *, is_on: bool) -> Contender:
-    await wait_until_ready(client)
-    servers = tuple(psutil.Process(child.process.pid) for child in cluster.children.values())
-    url = f"http://{(await client.status()).http_address}/metrics" if is_on else None
-    return Contender(client, servers, (await client.model()).vocab_size, url)
-
-
-async def _rounds(on: LocalCluster, off: LocalCluster, asked: argparse.Namespace) -> list[Round]:
-    generator = random.Random(7)
-    async with AsyncClient(on.address) as on_client, AsyncClient(off.address) as off_client:
-        with_it = await _contender(on, on_client, is_on=True)
-        without = await _contender(off, off_client, is_on=False)
-
-        async def turn(contender: Contender) -> Turn:
-            return await contender.turn(asked.streams, asked.tokens, generator)
-
-        for contender in (with_it, without):
-            await turn(contender)  # warms up
-        return [
-            Round(await turn(without), await turn(with_it), await turn(without))
-            for _ in range(asked.rounds)
-        ]
+def measure(loop: Loop, num_pairs: int, num_streams: int) -> list[Pair]:
+    """So many pairs, in groups of fresh streams."""
+    pairs: list[Pair] = []
+    while len(pairs) < num_pairs:
+        loop.begin(num_streams)
+        pairs += [loop.pair() for _ in range(min(PAIRS_A_GROUP, num_pairs - len(pairs)))]
+    return pairs
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(prog="bench.telemetry", description=__doc__)
-    parser.add_argument("overrides", nargs="*", help="key=value, as in the YAML: model=DIRECTORY")
-    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("model", nargs="?", default=DEFAULT_MODEL)
+    parser.add_argument("--pairs", type=int, default=600)
     parser.add_argument("--streams", type=int, default=8, help="that decode side by side")
-    parser.add_argument("--tokens", type=int, default=64, help="of each stream")
     asked = parser.parse_args()
-    with ExitStack() as stack:
-        on, off = (
-            stack.enter_context(
-                local_cluster(
-                    load_config(None, [*SETUP, *asked.overrides, f"telemetry.enabled={is_on}"]),
-                    tell=lambda line: None,
-                )
-            )
-            for is_on in ("true", "false")
-        )
-        rounds = asyncio.run(_rounds(on, off, asked))
-    print_report("Telemetry on against off", rows(rounds, asked.streams))
+    loop = Loop(fetch_model(asked.model))
+    pairs = measure(loop, asked.pairs, asked.streams)
+    began_s = time.perf_counter()
+    loop.scrape()
+    scrape_s = time.perf_counter() - began_s
+    print_report("Telemetry on against off", rows(pairs, asked.streams, scrape_s))
 
 
 if __name__ == "__main__":

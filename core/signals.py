@@ -102,7 +102,8 @@ class Window:
 
     def num_values(self, now_s: float) -> int:
         """How many there are."""
-        return len(self._lately(now_s))
+        self._forget(now_s)
+        return len(self._values)
 
     def per_s(self, now_s: float) -> float | None:
         """Their sum for each second of the span that they cover; None when there are none."""
@@ -111,7 +112,8 @@ class Window:
 
     def is_empty(self, now_s: float) -> bool:
         """Whether nothing was noted within the span."""
-        return not self._lately(now_s)
+        self._forget(now_s)
+        return not self._values
 
     def covered_s(self, now_s: float) -> float:
         """The span that the values cover: shorter where there were too many to keep."""
@@ -119,6 +121,9 @@ class Window:
         return max(now_s - self._values[0][0], 1e-9) if is_cut else self._span_s
 
     def _lately(self, now_s: float) -> list[float]:
+        self._forget(now_s)
+        return [value for _, value in self._values]
+
+    def _forget(self, now_s: float) -> None:
         while self._values and self._values[0][0] < now_s - self._span_s:
             self._values.popleft()
-        return [value for _, value in self._values]

@@ -30,7 +30,7 @@ from core.errors import (
 from core.layout import KVLayout
 from core.request import RequestId, WorkerName
 from core.settings.router import OnFailure
-from router.placing.load import DecodeLoad, PrefillLoad
+from router.placing.load import Loads
 from router.placing.placement import Placement
 
 # The request itself is at fault, or its time is over: no other worker would do better.
@@ -104,14 +104,12 @@ class Recovery:
         else:
             self._avoided.add(placement.decode_incarnation)
 
-    def prefill(self, loads: list[PrefillLoad]) -> list[PrefillLoad]:
+    def may_use(self, loads: Loads) -> Loads:
         """Those that may be tried."""
-        if not self._avoided:
+        avoided = self._avoided
+        if not avoided:
             return loads
-        return [load for load in loads if load.incarnation not in self._avoided]
-
-    def decode(self, loads: list[DecodeLoad]) -> list[DecodeLoad]:
-        """Those that may be tried."""
-        if not self._avoided:
-            return loads
-        return [load for load in loads if load.incarnation not in self._avoided]
+        return Loads(
+            [load for load in loads.prefill if load.incarnation not in avoided],
+            [load for load in loads.decode if load.incarnation not in avoided],
+        )

@@ -15,8 +15,8 @@ from core.timeline import DecodeReport, PrefillReport, TransferReport
 from core.worker import DecodeDone, FirstToken, NewToken, WorkerInfo
 from router.placing.admission import refuse_if_late
 from router.placing.fairness import FairQueue, Ticket
-from router.placing.knowledge import Asked, Knowledge, Loads
-from router.placing.load import DecodeLoad, PrefillLoad
+from router.placing.knowledge import Asked, Knowledge
+from router.placing.load import DecodeLoad, Loads, PrefillLoad
 from router.placing.placement import Placement, Reason, Rules, place
 from router.policy import DispatchPolicy
 
@@ -48,8 +48,7 @@ class Door:
         self._knowledge = Knowledge(agenda.now_s)
         self._line = FairQueue()
         self._waiting: dict[Ticket, Trip] = {}
-        self._prefill: list[PrefillLoad] = []
-        self._decode: list[DecodeLoad] = []
+        self._loads = Loads([], [])
 
     @property
     def demand(self) -> Demand:
@@ -64,8 +63,10 @@ class Door:
         living: Collection[str],
     ) -> None:
         """Only these are given requests from now on; `living` are all incarnations there are."""
-        self._prefill = [PrefillLoad.of(info, 0) for info in prefill]
-        self._decode = [DecodeLoad.of(info, 0) for info in decode]
+        self._loads = Loads(
+            [PrefillLoad.of(info, 0) for info in prefill],
+            [DecodeLoad.of(info, 0) for info in decode],
+        )
         self._knowledge.keep(living)
         self._pump()
 
@@ -76,10 +77,9 @@ class Door:
         if is_new:
             knowledge.demand.arrived(now_s)
         if is_new and knowledge.rates.is_steady:
-            loads = Loads(self._prefill, self._decode)
             ahead = self._line.ahead_of(trip.ticket.client, trip.ticket.priority)
             try:
-                backlog = knowledge.backlog(loads, ahead, trip.need)
+                backlog = knowledge.backlog(self._loads, ahead, trip.need)
                 refuse_if_late(backlog, deadline_s=now_s + self._deadline_s, now_s=now_s)
             except Overloaded as error:
                 return self._given_up(trip, str(error))
@@ -137,7 +137,7 @@ class Door:
         knowledge = self._knowledge
         outcome, loads = knowledge.place(
             lambda loads: place(self._rules, trip.need, loads.prefill, loads.decode),
-            Loads(trip.recovery.prefill(self._prefill), trip.recovery.decode(self._decode)),
+            trip.recovery.may_use(self._loads),
             Asked(trip.prompt),
         )
         if isinstance(outcome, Placement):

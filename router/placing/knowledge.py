@@ -19,21 +19,20 @@ from router.placing.admission import Backlog
 from router.placing.demand import DemandMeter
 from router.placing.fairness import Ticket
 from router.placing.ledger import Ledger, Work
-from router.placing.load import REQUESTS_PER_SLOT, DecodeLoad, Need, PrefillLoad, is_soon
+from router.placing.load import (
+    REQUESTS_PER_SLOT,
+    DecodeLoad,
+    Loads,
+    Need,
+    PrefillLoad,
+    is_soon,
+)
 from router.placing.placement import Placement, Reason, Rejected
 from router.placing.prefix_index import PrefixIndex, PromptBlocks
 from router.placing.rates import Rates
 from router.placing.shortlist import FEW, Shortlist
 
 MAX_SESSIONS = 4096
-
-
-@dataclass(frozen=True, slots=True)
-class Loads:
-    """Both pools as they are now."""
-
-    prefill: Sequence[PrefillLoad]
-    decode: Sequence[DecodeLoad]
 
 
 Decide = Callable[[Loads], Placement | Rejected]
@@ -79,7 +78,7 @@ class Knowledge:
         In large pools it sees a short list first, then, if that will not do, everyone who may.
         """
         served = self._sessions.get(asked.session, "") if asked.session else ""
-        wanted = {*self._holders(loads, asked.prompt), served, asked.holder}
+        wanted = {*self._holders(loads, asked.prompt), served, asked.holder} - {""}
         shown = Loads(
             self._shortlist.of(loads.prefill, wanted), self._shortlist.of(loads.decode, wanted)
         )
@@ -196,19 +195,17 @@ class Knowledge:
     def backlog(self, loads: Loads, ahead: Sequence[Ticket], need: Need) -> Backlog:
         """What is to be done before a new request, tickets that wait in line before it included."""
         ledger, rates = self.ledger, self.rates
-        readers = [load.incarnation for load in loads.prefill or loads.decode]
-        decode = [load.incarnation for load in loads.decode]
-        num_prompt_tokens = ledger.num_all_prompt_tokens(readers)
-        num_kv_tokens = ledger.num_all_kv_tokens(decode) + need.num_tokens
+        num_prompt_tokens = ledger.num_all_prompt_tokens(loads.readers)
+        num_kv_tokens = ledger.num_all_kv_tokens(loads.decoders) + need.num_tokens
         return Backlog(
             num_prompt_tokens=num_prompt_tokens + sum(t.num_prompt_tokens for t in ahead),
-            prefill_tokens_per_s=rates.all_prefill_tokens_per_s(readers) or None,
+            prefill_tokens_per_s=rates.all_prefill_tokens_per_s(loads.readers) or None,
             num_link_bytes=ledger.num_all_bytes,
             link_bytes_per_s=rates.link_bytes_per_s(),
-            num_sequences=ledger.num_all_sequences(decode) + len(ahead) + 1,
-            num_slots=sum([load.max_num_sequences for load in loads.decode]),
+            num_sequences=ledger.num_all_sequences(loads.decoders) + len(ahead) + 1,
+            num_slots=loads.num_slots,
             num_kv_tokens=num_kv_tokens + sum(t.num_tokens for t in ahead),
-            num_cache_tokens=sum([d.num_cache_blocks * d.layout.block_size for d in loads.decode]),
+            num_cache_tokens=loads.num_cache_tokens,
             decode_s=rates.decode_s(),
         )
 

@@ -25,8 +25,8 @@ from router.members.fleet import Fleet
 from router.placing.admission import UNKNOWN_WAIT_S, Backlog, refuse_if_late
 from router.placing.fairness import FairQueue, Ticket
 from router.placing.holder import beside
-from router.placing.knowledge import Asked, Knowledge, Lease, Loads
-from router.placing.load import DecodeLoad, Need, PrefillLoad
+from router.placing.knowledge import Asked, Knowledge, Lease
+from router.placing.load import DecodeLoad, Loads, Need, PrefillLoad
 from router.placing.migration import move
 from router.placing.placement import Placement, Reason, Rejected, Rules, place
 from router.placing.prefix_index import PromptBlocks
@@ -188,7 +188,7 @@ class Placing:
         holder = waiting.answer.prompt_holder if waiting.answer.index > 0 else ""
         placement, loads = self.knowledge.place(
             lambda loads: self._place(waiting, loads),
-            self._loads(waiting.recovery),
+            waiting.recovery.may_use(self._loads()),
             Asked(waiting.prompt, waiting.session, holder),
         )
         if isinstance(placement, Rejected):
@@ -290,15 +290,11 @@ class Placing:
 
     def _backlog(self, answer: Answer, need: Need) -> Backlog:
         sender = answer.request.sender
-        loads = Loads(self._fleet.prefill_loads(), self._fleet.decode_loads())
         ahead = self._line.ahead_of(sender.client, sender.priority)
-        return self.knowledge.backlog(loads, ahead, need)
+        return self.knowledge.backlog(self._loads(), ahead, need)
 
-    def _loads(self, recovery: Recovery) -> Loads:
-        return Loads(
-            recovery.prefill(self._fleet.prefill_loads()),
-            recovery.decode(self._fleet.decode_loads()),
-        )
+    def _loads(self) -> Loads:
+        return Loads(self._fleet.prefill_loads(), self._fleet.decode_loads())
 
     def _rules(self, recovery: Recovery) -> Rules:
         return Rules(

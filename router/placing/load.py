@@ -1,6 +1,8 @@
 """What placement is told of one worker: what it can hold, what it has to do, what it has cached."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from core.layout import KVLayout
 from core.request import WorkerName
@@ -113,3 +115,31 @@ def is_soon(num_prompts: int, num_prompt_tokens: int, tokens_per_s: float | None
 def max_tokens_of(info: WorkerInfo) -> int:
     """The longest sequence that a worker can hold."""
     return min(info.max_context_tokens, info.num_blocks * info.layout.block_size)
+
+
+@dataclass(frozen=True)
+class Loads:
+    """Both pools as they are now; what all requests ask of them is looked up once."""
+
+    prefill: Sequence[PrefillLoad]
+    decode: Sequence[DecodeLoad]
+
+    @cached_property
+    def readers(self) -> list[str]:
+        """Who reads prompts: incarnations of prefill, or of decode where there is no prefill."""
+        return [load.incarnation for load in self.prefill or self.decode]
+
+    @cached_property
+    def decoders(self) -> list[str]:
+        """Incarnations of decode."""
+        return [load.incarnation for load in self.decode]
+
+    @cached_property
+    def num_slots(self) -> int:
+        """Sequences that decode at once."""
+        return sum(load.max_num_sequences for load in self.decode)
+
+    @cached_property
+    def num_cache_tokens(self) -> int:
+        """Tokens that the decode workers' KV caches hold."""
+        return sum(load.num_cache_blocks * load.layout.block_size for load in self.decode)

@@ -84,7 +84,7 @@ class Latest(Generic[Key]):
         if mean is None:
             return None
         values = list(map(self._values.get, keys))
-        return sum(value for value in values if value) + values.count(None) * mean
+        return sum(filter(None, values)) + values.count(None) * mean
 
     @property
     def mean(self) -> float | None:

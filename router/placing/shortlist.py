@@ -32,5 +32,8 @@ class Shortlist:
         if len(loads) <= FEW:
             return loads
         found = {load.incarnation: load for load in self._random.choices(loads, k=NUM_DRAWN)}
-        found.update((load.incarnation, load) for load in loads if load.incarnation in asked_for)
+        if asked_for:
+            found.update(
+                (each.incarnation, each) for each in loads if each.incarnation in asked_for
+            )
         return list(found.values())

@@ -1,41 +1,63 @@
-"""What telemetry costs is told against turns without it, beside what the machine does by itself."""
+"""What telemetry costs is told by neighbouring steps with and without it, and how surely."""
+
+import random
 
 import pytest
 
 from bench import telemetry
-from bench.telemetry import Round, Turn
+from bench.telemetry import Estimate, Loop, Pair, Switched, Taken, measure
+from core.events.step import StepFacts
+from decode_worker.step_log import StepLog
+from tests.tiny_model import write_tiny_model
 
 
-def turn(seconds, cpu_s):
-    return Turn(100, seconds, cpu_s)
+def pair(seconds, *, has_on=True, cost=0.0):
+    return Pair(has_on, Taken(seconds * (1 + cost), 1.0), Taken(seconds, 1.0))
 
 
-def test_a_machine_that_gets_slower_is_noise_and_no_cost():
-    slower = Round(turn(10.0, 8.0), turn(11.0, 8.8), turn(12.0, 9.6))
-
-    def seconds(one):
-        return 1 / one.tokens_per_s
-
-    def cpu(one):
-        return one.cpu_per_token_s
-
-    assert slower.cost(seconds) == pytest.approx(0.0)
-    assert slower.noise(seconds) == pytest.approx(0.2)
-    assert slower.cost(cpu) == pytest.approx(0.0)
+def test_a_machine_that_gets_slower_is_no_cost_and_bounds_hold_the_true_one():
+    draw = random.Random(1)
+    pairs = [pair(1.0 + i / 100, cost=draw.gauss(0.005, 0.05)) for i in range(1000)]
+    estimate = Estimate.of([each.cost(lambda taken: taken.seconds) for each in pairs])
+    assert estimate.low < 0.005 < estimate.high
+    assert estimate.high - estimate.low < 0.01
+    assert estimate.low < estimate.median < estimate.high
 
 
-def test_the_report_takes_medians_and_sets_the_direct_measure_beside_the_step(monkeypatch):
+def test_the_report_keeps_pairs_without_it_apart_and_sets_the_direct_measure_beside(monkeypatch):
     monkeypatch.setattr(telemetry, "recording_us", lambda num_sequences: 2.0 * num_sequences)
     monkeypatch.setattr(telemetry, "message_us", lambda: 3.0)
-    well = Round(turn(10.0, 8.0), turn(10.2, 8.08), turn(10.0, 8.0))
-    disturbed = Round(turn(10.0, 8.0), turn(30.0, 8.0), turn(9.0, 8.0))
-    found = {row.name: row.value for row in telemetry.rows([well, disturbed, well], 10)}
-    assert found["decode, telemetry off"] == pytest.approx(10.0)
-    assert found["time a token, on against off"] == pytest.approx(2.0)
-    assert found["time a token, off against off"] == pytest.approx(0.0)
-    assert found["processor time a token, on against off"] == pytest.approx(1.0)
+    pairs = [pair(1.0, cost=0.02)] * 9 + [pair(1.0, has_on=False, cost=-0.01)] * 5
+    found = {row.name: row.value for row in telemetry.rows(pairs, 10, scrape_s=0.006)}
+    assert found["decode step of 10, telemetry off"] == pytest.approx(1000.0)
+    assert found["time of a step, on against off"] == pytest.approx(2.0)
+    assert found["time of a step, on against off, at most"] == pytest.approx(2.0)
+    assert found["time of a step, off against off"] == pytest.approx(-1.0)
+    assert found["processor time of a step, on against off"] == pytest.approx(0.0)
     # 20 us of recording and 30 us of messages, of a step of one second
-    assert found["all of it for a step of 10"] == pytest.approx(0.005)
+    assert found["recorded for a step of 10"] == pytest.approx(0.005)
+
+
+def test_a_step_without_it_is_told_afterwards_so_that_no_gap_grows():
+    switch, log = Switched(token_bytes=1), StepLog()
+    pace = switch.pace(0.0)
+    for number in range(1, 41):
+        switch.is_on = number % 3 == 0
+        switch.step(log, StepFacts(float(number), 0.9, 1, number, ()))
+        pace.token(number, log)
+        switch.catch_up()
+    report = pace.report(slot_wait_s=0.0)
+    assert report.longest_gap.gap_s == pytest.approx(1.0)
+    assert switch.on.counts.tally is not switch.off.counts.tally
+
+
+def test_a_real_worker_is_measured(tmp_path):
+    loop = Loop(write_tiny_model(tmp_path))
+    pairs = measure(loop, 70, 4)  # more than one group of streams
+    assert len(pairs) == 70
+    assert {each.has_on for each in pairs} == {True, False}
+    assert all(taken.seconds > 0 for each in pairs for taken in (each.other, each.off))
+    loop.scrape()
 
 
 def test_recording_costs_something_and_more_for_more_sequences(monkeypatch):

@@ -23,7 +23,7 @@ from core.settings.router import OnFailure
 from core.worker import CancelRequest, RequestFailed, Reserve, Role
 from router.answer import Answer
 from router.dispatch import Dispatcher, DispatchPolicy
-from router.placing.load import DecodeLoad, PrefillLoad
+from router.placing.load import DecodeLoad, Loads, PrefillLoad
 from router.placing.placement import Placement
 from router.recovery import Failure, Recovery
 from router.telemetry.totals import KvCounters
@@ -342,10 +342,14 @@ class TestTheDecision:
     def test_the_worker_that_failed_is_avoided(self, failure, avoided):
         recovery = Recovery(OnFailure.RESUME, 9)
         recovery.failed(failure, PAIR)
-        prefills = recovery.prefill([PrefillLoad(i, i, LAYOUT, 0, 64, 16) for i in "pq"])
-        decodes = recovery.decode([DecodeLoad(i, i, LAYOUT, 0, 4, 64, 16) for i in "de"])
+        prefills = [PrefillLoad(i, i, LAYOUT, 0, 64, 16) for i in "pq"]
+        decodes = [DecodeLoad(i, i, LAYOUT, 0, 4, 64, 16) for i in "de"]
+        loads = recovery.may_use(Loads(prefills, decodes))
         expected = {"p": (["q"], ["d", "e"]), "d": (["p", "q"], ["e"])}[avoided]
-        assert ([load.name for load in prefills], [load.name for load in decodes]) == expected
+        assert (
+            [load.name for load in loads.prefill],
+            [load.name for load in loads.decode],
+        ) == expected
 
     @given(st.integers(1, 20), st.lists(st.booleans(), max_size=30))
     def test_there_are_never_more_attempts_than_allowed(self, max_attempts, sides):

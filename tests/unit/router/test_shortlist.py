@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.config import Mode
-from router.placing.knowledge import Asked, Knowledge, Loads
-from router.placing.load import REQUESTS_PER_SLOT, DecodeLoad, Need, PrefillLoad
+from router.placing.knowledge import Asked, Knowledge
+from router.placing.load import REQUESTS_PER_SLOT, DecodeLoad, Loads, Need, PrefillLoad
 from router.placing.placement import Placement, Reason, Rules, place
 from router.placing.prefix_index import MAX_HOLDERS, PrefixIndex, PromptBlocks
 from router.placing.shortlist import FEW, NUM_DRAWN, Shortlist
