@@ -13,18 +13,31 @@ Runs in the router's event loop. Knows token ids, no text; knows workers, no soc
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from dataclasses import replace
 
 from core.clock import Clock
 from core.completion import Completion
-from core.errors import DeadlineExceeded, PeerLost, TransferFailed, TwophaseError
+from core.errors import (
+    DeadlineExceeded,
+    PeerLost,
+    TransferFailed,
+    TransferFailure,
+    TwophaseError,
+)
 from core.request import OutputToken, Request
 from core.settings.router import OnFailure
 from core.signals import Demand
 from core.timeline import TransferReport
-from core.worker import CancelRequest, Held, RemoteReservation, Reserve, Reserved
+from core.worker import (
+    CancelRequest,
+    Held,
+    RemoteReservation,
+    RequestFailed,
+    Reserve,
+    Reserved,
+)
 from router.answer import Answer, Event, PrefillFailed
 from router.members.fleet import Fleet
 from router.members.member import DecodeMember, Mailbox
@@ -34,6 +47,9 @@ from router.placing.placement import Placement
 from router.policy import DispatchPolicy
 from router.recovery import Failure, Origin, Recovery
 from router.telemetry.totals import KvCounters
+
+# So long a worker's own word for a failure is waited for, once the other one passed it on.
+CAUSE_S = 0.5
 
 Deliver = Callable[[list[OutputToken]], Awaitable[int | None]]
 
@@ -141,7 +157,8 @@ class Dispatcher:
             decode.send(Reserve(request, prefill_locally=placement.prefill is None))
             async with self._prefilling(request, placement, mailbox) as start_prefill:
                 while not answer.is_complete:
-                    for event, arrived_s in await mailbox.get():
+                    heard = await mailbox.get()
+                    for event, arrived_s in heard:
                         failure = answer.take(event, arrived_s)
                         self._placing.knowledge.hear(lease, event, arrived_s)
                         if failure is not None:
@@ -155,6 +172,7 @@ class Dispatcher:
                         if num_last is not None:
                             answer.stop(len(tokens) - num_last)
                     if failure is not None and not answer.is_complete:
+                        failure = await _root_cause(failure, heard, mailbox)
                         answer.fail(failure.error, self._clock.now_s())
                         return replace(failure, origin=_try_keep(decode, mailbox, event))
         return None
@@ -224,6 +242,31 @@ class Dispatcher:
             mailbox.put(PrefillFailed(error))
         finally:
             self._num_prefill_calls -= 1
+
+
+async def _root_cause(
+    failure: Failure, heard: Sequence[tuple[Event, float]], mailbox: Mailbox
+) -> Failure:
+    """What the worker says that gave the request up, where the other one was heard first.
+
+    Both tell, each in its own way, and who only saw the handoff aborted does not know why.
+    """
+    if not _is_echo(failure.error):
+        return failure
+    with suppress(TimeoutError):
+        async with asyncio.timeout(CAUSE_S):
+            while True:
+                for event, _ in heard:
+                    is_from_prefill = isinstance(event, PrefillFailed)
+                    if isinstance(event, PrefillFailed | RequestFailed):
+                        if not _is_echo(event.error):
+                            return Failure(event.error, is_from_prefill)
+                heard = await mailbox.get()
+    return failure
+
+
+def _is_echo(error: TwophaseError) -> bool:
+    return isinstance(error, TransferFailed) and error.reason is TransferFailure.ABORTED
 
 
 def _try_keep(decode: DecodeMember, mailbox: Mailbox, last: Event) -> Origin | None:

@@ -12,9 +12,11 @@ from core.errors import (
     PeerLost,
     TransferFailed,
     TransferFailure,
+    TwophaseError,
 )
 from core.settings.router import OnFailure
 from core.worker import CancelRequest, RequestFailed, Reserve, Role
+from router import dispatch
 from router.answer import Answer
 from router.dispatch import Dispatcher, DispatchPolicy
 from router.telemetry.totals import KvCounters
@@ -259,6 +261,44 @@ async def test_a_prefill_that_fails_ends_the_request_with_its_error(split, state
         await task
     assert caught.value is error
     await split.nothing_is_left()
+
+
+ECHO = TransferFailed(TransferFailure.ABORTED, "the sender gave the request up")
+
+
+class TestRootCause:
+    @pytest.mark.parametrize("cause", [TwophaseError("on fire"), PeerLost("prefill-0", "killed")])
+    async def test_what_prefill_says_itself_counts_though_decode_was_heard_first(
+        self, split, cause
+    ):
+        task, call = await reach(split, "prefilling", make_request())
+        split.decode.update(RequestFailed("r", ECHO))
+        await until(lambda: not split.decode.stream._incoming.qsize())
+        call.say(cause)
+        with pytest.raises(type(cause)) as caught:
+            await task
+        assert caught.value is cause
+        await split.nothing_is_left()
+
+    async def test_what_decode_says_itself_counts_though_prefill_was_heard_first(self, split):
+        task, call = await reach(split, "prefilling", make_request())
+        call.say(TransferFailed(TransferFailure.ABORTED, "decode gave the request up"))
+        await until(lambda: not call._incoming.qsize())
+        cause = Overloaded("no blocks")
+        split.decode.update(RequestFailed("r", cause))
+        with pytest.raises(Overloaded) as caught:
+            await task
+        assert caught.value is cause
+        await split.nothing_is_left()
+
+    async def test_if_nobody_says_more_that_is_told_soon(self, split, monkeypatch):
+        monkeypatch.setattr(dispatch, "CAUSE_S", 0.01)
+        task, _ = await reach(split, "prefilling", make_request())
+        split.decode.update(RequestFailed("r", ECHO))
+        with pytest.raises(TransferFailed) as caught:
+            await task
+        assert caught.value is ECHO
+        await split.nothing_is_left()
 
 
 class TestNobodyToServe:
