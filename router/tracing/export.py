@@ -91,8 +91,9 @@ class Exporter:
         self._queue: queue.Queue[Traced | None] = queue.Queue(MAX_REQUESTS)
         self._num_made = 0
         self._ids = _Ids()
+        self._exporter = _Counting(_otlp(config), self._counts)
         self._processor = BatchSpanProcessor(
-            _Counting(_otlp(config), self._counts), max_queue_size=config.max_waiting_spans
+            self._exporter, max_queue_size=config.max_waiting_spans
         )
         self._tracers: dict[tuple[str, str], otel.Tracer] = {}
         self._thread = threading.Thread(target=self._run, name="tracing", daemon=True)
@@ -106,6 +107,9 @@ class Exporter:
         closing = threading.Thread(target=self._processor.shutdown, daemon=True)
         closing.start()
         closing.join(CLOSE_LIMIT_S)
+        if closing.is_alive():  # it tries a dead collector again and again
+            self._exporter.shutdown()
+            closing.join(CLOSE_LIMIT_S)
 
     @property
     def counts(self) -> dict[str, int]:

@@ -214,6 +214,7 @@ class TestExporter:
         self, monkeypatch, protocol, before, after
     ):
         monkeypatch.setattr(router.tracing.export, "CLOSE_LIMIT_S", 0.5)
+        others = set(threading.enumerate())
         with socket.socket() as nobody:
             nobody.bind(("127.0.0.1", 0))
             endpoint = f"{before}127.0.0.1:{nobody.getsockname()[1]}{after}"
@@ -223,6 +224,9 @@ class TestExporter:
             exporter.close()
         assert time.monotonic() - began_s < 3.0
         assert exporter.counts["exported"] == 0
+        assert not [
+            t for t in threading.enumerate() if t not in others and "otel" in t.name.lower()
+        ]
 
 
 class TestTraces:
