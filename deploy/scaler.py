@@ -298,6 +298,7 @@ def _update(
             num_queued_tokens=told.num_waiting_prompt_tokens,
             num_running=told.num_running_requests,
             num_slots=num_slots,
+            num_reservations=told.num_reservations,
             kv_use=told.num_used_blocks / max(told.num_total_blocks, 1),
             signals=told.signals,
         )

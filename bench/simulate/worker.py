@@ -230,6 +230,7 @@ class DecodeModel:
         return Load(
             num_running=len(self._ready),
             num_slots=self._num_slots,
+            num_reservations=self.num_reserved,
             kv_use=min(self.num_kv_tokens / self._num_cache_tokens, 1.0),
             signals=self._meter.signals(now_s, oldest_wait_s=0.0),
         )

@@ -27,12 +27,17 @@ class Life(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What one worker holds, and what it measured; num_running of num_slots sequences decode."""
+    """What one worker holds, and what it measured.
+
+    num_running of num_slots sequences decode; num_reservations hold KV blocks, those whose prompt
+    is still read or moved included.
+    """
 
     num_waiting: int = 0
     num_queued_tokens: int = 0
     num_running: int = 0
     num_slots: int = 0
+    num_reservations: int = 0
     kv_use: float = 0.0
     signals: Signals = Signals()
 
@@ -73,6 +78,7 @@ class PoolView:
     num_parked: int
     num_running: int
     num_slots: int
+    num_reservations: int
     kv_use: float
     oldest_wait_s: float
     wait_p95_s: float
@@ -116,6 +122,7 @@ class PoolView:
             num_parked=sum(load.signals.num_parked for load in known),
             num_running=sum(load.num_running for load in known),
             num_slots=sum(load.num_slots for load in known),
+            num_reservations=sum(load.num_reservations for load in known),
             kv_use=mean([load.kv_use for load in known]) or 0.0,
             oldest_wait_s=max((load.signals.oldest_wait_s for load in known), default=0.0),
             wait_p95_s=max((load.signals.queue_wait_p95_s or 0.0 for load in known), default=0.0),

@@ -5,7 +5,7 @@ GI/G/m (`queueing`). Decode: the most that one of three rules asks for: slots (L
 same formula: an answer keeps its slot for decode_s), the step time against its target, and KV
 blocks in use. The last two scale what is there by use over target, as Kubernetes' autoscaler does;
 a step has a part that does not shrink with the batch, so this comes from above and does not
-overshoot.
+overshoot. Once blocks are short their use says nothing of what is missing: the requests in line do.
 """
 
 import math
@@ -18,6 +18,8 @@ from deploy.autoscaler.queueing import servers_for
 
 # Below this share of its target the step time asks for nothing: rounding would keep a worker.
 STEP_SLACK = 0.9
+# From this share of their target on, requests wait for blocks rather than for anything else.
+SHORT_OF_BLOCKS = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,11 @@ def decode_need(scaling: ScalingConfig, demand: Demand, pool: PoolView) -> Need:
         return Need(None, "its workers have not told what they hold")
     if demand.decode_s is None:
         return Need(None, "how long an answer takes was not measured yet")
-    needs = [_by_slots(scaling, demand, pool), _by_step(scaling, pool), _by_blocks(scaling, pool)]
+    needs = [
+        _by_slots(scaling, demand, pool),
+        _by_step(scaling, pool),
+        _by_blocks(scaling, demand, pool),
+    ]
     return max(needs, key=lambda need: need.num_workers or 0)
 
 
@@ -108,6 +114,12 @@ def _by_step(scaling: ScalingConfig, pool: PoolView) -> Need:
     return Need(min(num_workers, max(pool.num_running, 1)), step)
 
 
-def _by_blocks(scaling: ScalingConfig, pool: PoolView) -> Need:
+def _by_blocks(scaling: ScalingConfig, demand: Demand, pool: PoolView) -> Need:
     share = pool.kv_use / scaling.decode.max_kv_use
-    return Need(math.ceil(pool.num_known * share), f"{pool.kv_use:.0%} of the KV blocks are in use")
+    why = f"{pool.kv_use:.0%} of the KV blocks are in use"
+    num_waiting = pool.num_waiting + demand.num_in_line
+    if share > SHORT_OF_BLOCKS and num_waiting and pool.num_reservations:
+        # More than all cannot be in use, so those that wait are counted as those that hold some.
+        share *= 1 + num_waiting / pool.num_reservations
+        why += f", and {num_waiting} requests wait beside {pool.num_reservations} that hold some"
+    return Need(math.ceil(pool.num_known * share), why)

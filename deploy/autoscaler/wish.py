@@ -19,10 +19,11 @@ from deploy.autoscaler.history import PoolHistory
 from deploy.autoscaler.need import Need
 from deploy.autoscaler.stage import Finding, Stage
 
-# Of a pool of more workers at most such a part leaves at once, and others after a cool-down: with
-# fewer workers batches grow, steps take longer, and so do answers, which the rates of now do not
-# tell. In small pools rounding up leaves room for that.
-LARGE = 10
+# At most such a part of a pool in use leaves at once, but one worker at least, and others when it
+# can be seen what those that stay do: with fewer workers batches grow, steps take longer, and so do
+# answers, which the rates of now do not tell. That takes some answers that they began.
+PART = 10
+NUM_ANSWERS_SEEN = 2
 
 
 class Rule(StrEnum):
@@ -84,7 +85,7 @@ def wish_of(
         return _grow(scaling, pool, finding, least, now_s)
     most = pool.history.ample(shrink_after_s(scaling, pool.history), now_s)
     if num_workers and most is not None and max(most, 1) < num_workers:
-        return _shrink(scaling, pool, finding, max(most, 1), now_s)
+        return _shrink(scaling, pool, finding, most, demand, now_s)
     return Wish(num_workers, Rule.STEADY, pool.need.why)
 
 
@@ -113,7 +114,9 @@ def _grow(scaling: ScalingConfig, pool: Pool, finding: Finding, least: int, now_
     return Wish(least, Rule.AHEAD, pool.need.why)
 
 
-def _shrink(scaling: ScalingConfig, pool: Pool, finding: Finding, most: int, now_s: float) -> Wish:
+def _shrink(  # noqa: PLR0913 - all that one decision is made from
+    scaling: ScalingConfig, pool: Pool, finding: Finding, most: int, demand: Demand, now_s: float
+) -> Wish:
     num_workers = pool.view.num_workers
     if is_late(pool.role, finding):
         return Wish(num_workers, Rule.STEADY, finding.why)
@@ -123,11 +126,16 @@ def _shrink(scaling: ScalingConfig, pool: Pool, finding: Finding, most: int, now
         return Wish(num_workers, Rule.UNKNOWN, why)
     if now_s - pool.history.grown_s < scaling.cooldown_s:
         return Wish(num_workers, Rule.COOLING, f"it grew less than {scaling.cooldown_s:g} s ago")
-    if num_workers > LARGE:
-        if now_s - pool.history.shrunk_s < scaling.cooldown_s:
-            why = f"it shrank less than {scaling.cooldown_s:g} s ago"
-            return Wish(num_workers, Rule.COOLING, why)
-        most = max(most, num_workers - num_workers // LARGE)
+    settled_s = scaling.cooldown_s
+    if pool.role is Role.DECODE and demand.decode_s is not None:
+        settled_s += NUM_ANSWERS_SEEN * demand.decode_s.mean
+    if now_s - pool.history.shrunk_s < settled_s:
+        why = f"it shrank less than {settled_s:.0f} s ago"
+        return Wish(num_workers, Rule.COOLING, why)
+    if most > 0:
+        most = max(most, num_workers - max(num_workers // PART, 1))
     return Wish(
-        most, Rule.SPARE, f"no more were needed for {shrink_after_s(scaling, pool.history):.0f} s"
+        max(most, 1),
+        Rule.SPARE,
+        f"no more were needed for {shrink_after_s(scaling, pool.history):.0f} s",
     )

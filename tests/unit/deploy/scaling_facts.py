@@ -49,7 +49,9 @@ def prefill(name, **signals):
 def decode(name, *, num_running=0, num_slots=16, kv_use=0.0, num_waiting=0, **signals):
     """A decode worker of 16 slots."""
     load = {
-        key: signals.pop(key) for key in ("life", "heard_s", "since_s", "becomes") if key in signals
+        key: signals.pop(key)
+        for key in ("life", "heard_s", "since_s", "becomes", "num_reservations")
+        if key in signals
     }
     return worker(
         name,

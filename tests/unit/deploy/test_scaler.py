@@ -101,6 +101,7 @@ def told(name, *, num_running=0):
         num_waiting_requests=0,
         num_waiting_prompt_tokens=0,
         num_running_requests=num_running,
+        num_reservations=num_running,
         num_used_blocks=0,
         num_total_blocks=100,
         signals=Signals(tokens_per_s=1000.0 if name.startswith("p") else None, step_s=0.03),
