@@ -1,5 +1,7 @@
 """The file that `scaling.log` names: one line of JSON for each decision and each reload.
 
+A line has the time of day beside `now_s`, which is that of no calendar: it is the scaler's clock.
+
 One writer, the scaler's thread; any number of readers. At `scaling.log_size` the file becomes
 FILE.1, in place of an older one, and another begins, so that both together stay within twice that.
 """
@@ -7,6 +9,7 @@ FILE.1, in place of an older one, and another begins, so that both together stay
 import json
 import os
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,7 @@ Entry = dict[str, Any]  # Any: as Record.to_json and Reload.to_json make them
 
 
 def append(path: Path, entry: Entry, max_bytes: int) -> None:
-    """Add `entry`, in another file if this one is full.
+    """Add `entry` with the time of day, in another file if this one is full.
 
     Raises:
         OSError: it cannot be written.
@@ -25,8 +28,9 @@ def append(path: Path, entry: Entry, max_bytes: int) -> None:
         is_full = False
     if is_full:
         path.replace(path.with_name(f"{path.name}.1"))
+    at = datetime.now().astimezone().isoformat(timespec="seconds")
     with path.open("a", encoding="utf-8") as log:
-        log.write(json.dumps(entry) + "\n")
+        log.write(json.dumps({"at": at, **entry}) + "\n")
 
 
 def entries(path: Path) -> Iterator[tuple[int, Entry]]:

@@ -17,7 +17,7 @@ from router.http.errors import problem_of
 from router.page.routes import FILE_PATHS
 from twophase.credentials import AUTHORIZATION, bearer_token
 
-OPEN_PATHS = frozenset({"/health", "/ready"}) | FILE_PATHS
+OPEN_PATHS = frozenset({"/health", "/ready", "/"}) | FILE_PATHS
 ADMIN_PATHS = "/ui/"
 
 

@@ -2,6 +2,7 @@
 
     /ui                     the page              /ui/state           a Snapshot, for all who look
     /ui/page.js, ...        its parts             /ui/requests/ID     a Waterfall
+    /                       leads to the page
 
 A snapshot is made when somebody asks and the last one is older than SHARED_S: any number of viewers
 costs one a second, and nobody costs nothing. What `diagnose` says is made anew every JUDGED_S.
@@ -16,7 +17,7 @@ from dataclasses import asdict
 from importlib.resources import files
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from core.clock import Clock
@@ -92,7 +93,12 @@ class Page:
             for path, name, media_type in _FILES
         ]
         state = Route("/ui/state", self.state)
-        return [*served, state, Route("/ui/requests/{request_id:path}", self.request)]
+        return [
+            Route("/", _to_page),
+            *served,
+            state,
+            Route("/ui/requests/{request_id:path}", self.request),
+        ]
 
     async def state(self, request: Request) -> Response:
         """GET /ui/state: the page at this moment, or less than a second ago."""
@@ -150,6 +156,11 @@ class Page:
             self._judged = Judged.of(self._door.history.since(WINDOW_S)[-MAX_JUDGED:], WINDOW_S)
             self._judged_s = now_s
         return self._judged
+
+
+async def _to_page(request: Request) -> Response:
+    """GET /: where somebody looks who knows the address alone."""
+    return RedirectResponse("/ui")
 
 
 def _file(data: bytes, media_type: str) -> Callable[[Request], Awaitable[Response]]:

@@ -1,6 +1,7 @@
 """The log of decisions stays small, and whoever follows it misses nothing."""
 
 import itertools
+from datetime import datetime, timedelta
 
 from typer.testing import CliRunner
 
@@ -61,7 +62,11 @@ def test_the_command_follows_until_it_is_interrupted(tmp_path, monkeypatch):
 
     monkeypatch.setattr("deploy.commands.scaling._pause", pause)
     shown = CliRunner().invoke(app, ["scaling", "log", "--follow", str(log)])
-    assert [line.split()[-1] for line in shown.output.splitlines()] == ["1", "3"]
+    lines = [line.split() for line in shown.output.splitlines()]
+    assert [line[-1] for line in lines] == ["1", "3"]
+    for line in lines:  # the time of day
+        age = datetime.now().astimezone() - datetime.fromisoformat(line[1])
+        assert timedelta(0) <= age < timedelta(minutes=1)
 
 
 def test_a_log_of_decisions_that_changed_nothing_says_so(tmp_path):

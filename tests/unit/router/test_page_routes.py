@@ -119,6 +119,7 @@ async def test_a_request_is_told_while_it_runs_and_after(make_page, door, clock)
 
 async def test_the_files_are_served_with_a_strict_policy_and_hold_nothing_of_others(make_page):
     with TestClient(Starlette(routes=make_page().routes())) as client:
+        assert client.get("/").text == client.get("/ui").text
         for path in FILE_PATHS:
             response = client.get(path)
             assert response.status_code == 200
