@@ -110,10 +110,10 @@ class Blocks:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One KV link, as its prefill worker tells of it."""
+    """One KV link, as its sending end tells of it."""
 
-    prefill: str
-    decode: str
+    sender: str
+    receiver: str
     backend: str
     reason: str
     num_bytes: int
@@ -279,14 +279,22 @@ def _worker(listed: ListedWorker, status: WorkerStatus | None) -> Worker:
 
 
 def _links(facts: Facts) -> list[Link]:
-    """Both ends tell of a link; the sending one has measured it."""
-    senders = [s for _, s in facts.workers if s is not None and s.role is Role.PREFILL]
-    return [_link(sender.name, link) for sender in senders for link in sender.links]
+    """Both ends tell of a link; the sending one has measured it.
+
+    Decode workers send, too, when they stop and hand running answers over.
+    """
+    return [
+        _link(status.name, link)
+        for _, status in facts.workers
+        if status is not None
+        for link in status.links
+        if status.role is Role.PREFILL or link.latency_s is not None
+    ]
 
 
-def _link(prefill: str, link: LinkStatus) -> Link:
+def _link(sender: str, link: LinkStatus) -> Link:
     return Link(
-        prefill,
+        sender,
         link.peer,
         link.backend,
         link.reason,

@@ -111,7 +111,7 @@ function drawPools(state) {
 
 function drawLinks({ links, mode }) {
   const cells = (link) => [
-    h('th', { scope: 'row' }, `${link.prefill} → ${link.decode}`),
+    h('th', { scope: 'row' }, `${link.sender} → ${link.receiver}`),
     h('td', { title: link.reason }, link.backend),
     h('td', { class: 'n' }, link.bytes_per_s === null ? '–' : `${bytes(link.bytes_per_s)}/s`),
     h('td', { class: 'n wide' }, seconds(link.latency_s)),
@@ -119,7 +119,7 @@ function drawLinks({ links, mode }) {
   ];
   tell($('no-links'), mode === 'disaggregated' ? 'No link is open: the first handoff opens one.'
     : `No KV cache is moved in mode ${mode}.`);
-  table('links', links, (link) => `${link.prefill} ${link.decode} ${link.backend}`, () => h('tr'),
+  table('links', links, (link) => `${link.sender} ${link.receiver} ${link.backend}`, () => h('tr'),
     (node, link) => node.replaceChildren(...cells(link)));
 }
 

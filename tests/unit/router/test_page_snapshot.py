@@ -74,8 +74,15 @@ def test_prefill_comes_first_with_blocks_that_add_up_and_links_with_their_bandwi
     assert parts == held.num_total == 20
     assert (told.workers[1].queue_wait_p95_s, told.workers[1].step_s) == (0.4, 0.03)
     link = told.links[0]
-    assert (link.prefill, link.decode, link.backend) == ("prefill-0", "decode-0", "shm")
+    assert (link.sender, link.receiver, link.backend) == ("prefill-0", "decode-0", "shm")
     assert (link.num_bytes, link.bytes_per_s) == (1000, 5e6)
+
+
+def test_a_link_between_decode_workers_is_shown_once_as_its_sender_tells_of_it():
+    received = replace(LINK, peer="decode-1", latency_s=None, bytes_per_s=None)
+    workers = [worker("decode-1", links=(LINK,)), worker("decode-0", links=(received,))]
+    told = snapshot_of(facts(workers=workers))
+    assert [(link.sender, link.receiver) for link in told.links] == [("decode-1", "decode-0")]
 
 
 def test_a_worker_that_has_said_nothing_is_shown_without_counts():
