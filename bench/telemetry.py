@@ -1,4 +1,4 @@
-"""What telemetry costs decode: everything on against off, in one run.
+"""What telemetry costs decode: what is recorded for each step and message, on against off.
 
     python -m bench.telemetry [MODEL] [--pairs N] [--streams N]
 
@@ -10,7 +10,8 @@ pairs are without it twice and tell the noise. Told is the median over the pairs
 bounds the true one lies with 95 % certainty (order statistics of the median).
 
 The recording code is also timed alone, for each step and each message, which is precise on any
-machine, and is set beside the step's own time; a scrape of /metrics as well.
+machine, and is set beside the step's own time; so is what happens less often: an answer's end and a
+scrape of /metrics, both at the router.
 """
 
 import argparse
@@ -24,6 +25,7 @@ from typing import cast
 
 from bench.load import random_prompt
 from bench.report import Row, print_report
+from bench.telemetry_direct import FAR_S, ending_us, fastest_s, message_us, recording_us
 from core.clock import MonotonicClock
 from core.config import Mode
 from core.events.step import StepFacts
@@ -49,10 +51,8 @@ NUM_PROMPT_TOKENS = 64
 PAIRS_A_GROUP = 60
 KV_CACHE_BYTES = 512 << 20
 SESSION = "bench"
-FAR_S = 1e9
-# Of the direct measure: batches, and calls of which the fastest repeat counts.
+# Of the direct measure.
 BATCHES = (1, 16, 64)
-NUM_CALLS, NUM_REPEATS = 300, 15
 # Standard deviations around the middle that hold 95 % of a normal distribution.
 Z_95 = 1.96
 AIM = 0.01
@@ -92,7 +92,7 @@ class Estimate:
         """The ranks of the bounds are binomial, here by its normal approximation."""
         ordered = sorted(values)
         reach = Z_95 * len(ordered) ** 0.5 / 2
-        low = max(round(len(ordered) / 2 - reach), 0)
+        low = max(round(len(ordered) / 2 - reach) - 1, 0)  # ranks count from 1
         return cls(statistics.median(ordered), ordered[low], ordered[len(ordered) - 1 - low])
 
 
@@ -195,6 +195,7 @@ class Loop:
         waiting = set(self._meters[True])
         while waiting:
             waiting -= self._step()
+            self._recording.catch_up()
 
     def pair(self) -> Pair:
         """Two steps, of which one has telemetry, or neither."""
@@ -212,9 +213,10 @@ class Loop:
         self._recording.catch_up()
         return taken
 
-    def scrape(self) -> None:
-        """What the router does for /metrics, but for what workers told."""
-        self._measured[True].telemetry.exposition(())
+    def scrape_s(self) -> float:
+        """Seconds that the router takes for /metrics, without what workers told it before."""
+        telemetry = self._measured[True].telemetry
+        return fastest_s(lambda: telemetry.exposition(()))
 
     def _step(self) -> set[RequestId]:
         steps = self._worker.next_steps(self._clock.now_s())
@@ -231,54 +233,6 @@ class Loop:
         request_id = RequestId(f"{self._clock.now_s()}-{index}")
         sampling = SamplingParams(max_tokens=4 * PAIRS_A_GROUP)
         return Request(request_id, tuple(prompt), sampling, deadline_s=FAR_S)
-
-
-def recording_us(num_sequences: int) -> float:
-    """Microseconds for each decode step of so many sequences that its recording takes."""
-    return 1e6 * (_step_s(num_sequences, is_on=True) - _step_s(num_sequences, is_on=False))
-
-
-def _step_s(num_sequences: int, *, is_on: bool) -> float:
-    recording, log = recording_of(is_on=is_on, token_bytes=1024), StepLog()
-    paces = [recording.pace(0.0) for _ in range(num_sequences)]
-    steps = [
-        StepFacts(0.02 * i, 0.019, num_sequences, (500 + i) * num_sequences, ())
-        for i in range(1, NUM_CALLS + 1)
-    ]
-
-    def record() -> None:
-        for index, step in enumerate(steps):
-            recording.step(log, step)
-            for pace in paces:
-                pace.token(index, log)
-
-    return _fastest_s(record) / NUM_CALLS
-
-
-def message_us() -> float:
-    """Microseconds for each message with tokens that the router's histograms take."""
-    return 1e6 * (_message_s(Telemetry()) - _message_s(NoTelemetry()))
-
-
-def _message_s(telemetry: Telemetry) -> float:
-    clock = MonotonicClock()
-    request = Request(RequestId("r"), (1,), SamplingParams(max_tokens=1), deadline_s=FAR_S)
-    meter = Measured(telemetry).meter(Answer(request, clock.now_s(), 0.0), clock)
-
-    def deliver() -> None:
-        for _ in range(NUM_CALLS):
-            meter.delivered(1)
-
-    return _fastest_s(deliver) / NUM_CALLS
-
-
-def _fastest_s(call: Callable[[], None]) -> float:
-    seconds = []
-    for _ in range(NUM_REPEATS):
-        began_s = time.thread_time()  # which others on the core do not lengthen
-        call()
-        seconds.append(time.thread_time() - began_s)
-    return min(seconds)
 
 
 def rows(pairs: Sequence[Pair], num_streams: int, scrape_s: float) -> list[Row]:
@@ -298,6 +252,7 @@ def rows(pairs: Sequence[Pair], num_streams: int, scrape_s: float) -> list[Row]:
     whole_us = recording_us(num_streams) + num_streams * message_us()
     return [
         *told,
+        Row("an answer's end at the router", ending_us(), "us"),
         Row("a scrape of /metrics at the router", 1e3 * scrape_s, "ms"),
         Row(f"recorded for a step of {num_streams}", *_percent(whole_us / step_us)),
     ]
@@ -331,10 +286,7 @@ def main() -> None:
     asked = parser.parse_args()
     loop = Loop(fetch_model(asked.model))
     pairs = measure(loop, asked.pairs, asked.streams)
-    began_s = time.perf_counter()
-    loop.scrape()
-    scrape_s = time.perf_counter() - began_s
-    print_report("Telemetry on against off", rows(pairs, asked.streams, scrape_s))
+    print_report("Telemetry on against off", rows(pairs, asked.streams, loop.scrape_s()))
 
 
 if __name__ == "__main__":

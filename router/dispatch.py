@@ -253,15 +253,16 @@ async def _root_cause(
     """
     if not _is_echo(failure.error):
         return failure
+    unheard: set[type[Event]] = {PrefillFailed, RequestFailed}
     with suppress(TimeoutError):
         async with asyncio.timeout(CAUSE_S):
-            while True:
+            while unheard:
                 for event, _ in heard:
-                    is_from_prefill = isinstance(event, PrefillFailed)
                     if isinstance(event, PrefillFailed | RequestFailed):
                         if not _is_echo(event.error):
-                            return Failure(event.error, is_from_prefill)
-                heard = await mailbox.get()
+                            return Failure(event.error, isinstance(event, PrefillFailed))
+                        unheard.discard(type(event))
+                heard = await mailbox.get() if unheard else ()
     return failure
 
 

@@ -8,7 +8,7 @@ to try against it. A file of keys has a line for each one; what follows the hash
 
 Who may call what:
 
-health, reflection, /health, /ready    anybody; also the files of the page, which say nothing
+health, reflection, /health, /ready    anybody; also / and the files of the page, which say nothing
 Inference, all other HTTP              a line of `api_keys` or of `admin_keys`
 Admin, and what the page shows         a line of `admin_keys`, or the cluster secret: by it, what
                                        starts the cluster looks after it

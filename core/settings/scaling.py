@@ -73,7 +73,8 @@ class ScalingConfig(Section):
     """Requests that wait for workers which left less than this ago teach the pool to keep workers
     for longer, at most for this. 0: nothing is learned."""
     cooldown_s: float = Field(default=60.0, ge=0, le=86_400)
-    """After a change of a pool, none in the other direction for this long."""
+    """After a change of a pool, none in the other direction for this long; and no more workers
+    leave a pool in use, in decode two mean answers longer."""
     hysteresis: float = Field(default=0.15, ge=0, le=1)
     """Where the budget is spent, a worker changes pools only if that helps by this share; and
     a pool shrinks no further than to what so much more load would need."""

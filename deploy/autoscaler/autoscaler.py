@@ -109,7 +109,7 @@ def _after(scaling: ScalingConfig, pool: Pool, wish: Wish, after: int, now_s: fl
     difference = after - pool.view.num_workers
     history = pool.history.changed(difference, now_s)
     if difference < 0 and wish.rule is Rule.SPARE:
-        return history.spared(shrink_after_s(scaling, history), now_s)
+        return history.spared(after, shrink_after_s(scaling, history), now_s)
     if difference > 0 and wish.rule is Rule.LATE:
         return history.missed(now_s, most_s=scaling.max_shrink_after_s)
     return history

@@ -26,8 +26,9 @@ class Noted:
 class PoolHistory:
     """Of one pool: what it needed and when, when it last changed, and until when it may not grow.
 
-    spared_s: when it last gave up workers that nobody needed, and after how long a time of that;
-    learned_s: the least such time from now on. Invariant: needs are in the order of their times.
+    spared_s: when it last gave up workers that nobody needed, since when nobody did, and how many
+    would have been ample; learned_s: for how long nobody may need those that leave from now on.
+    Invariant: needs are in the order of their times.
     """
 
     needs: tuple[Noted, ...] = ()
@@ -35,7 +36,8 @@ class PoolHistory:
     shrunk_s: float = -math.inf
     held_until_s: float = -math.inf
     spared_s: float = -math.inf
-    spared_after_s: float = 0.0
+    unneeded_since_s: float = -math.inf
+    num_ample: int = 0
     learned_s: float = 0.0
 
     def noted(self, now: Noted, *, keep_s: float) -> "PoolHistory":
@@ -53,14 +55,21 @@ class PoolHistory:
             return self
         return replace(self, grown_s=now_s) if difference > 0 else replace(self, shrunk_s=now_s)
 
-    def spared(self, after_s: float, now_s: float) -> "PoolHistory":
-        """Workers leave that nobody needed for `after_s`; what was learned fades by half.
+    def spared(self, num_left: int, after_s: float, now_s: float) -> "PoolHistory":
+        """All but `num_left` leave, whom nobody needed for `after_s`; what was learned halves.
 
-        It fades once, however many times workers leave until the pool grows again.
+        It does so once, however many times workers leave until the pool grows again. Those that
+        were to spare already when others left were not needed since before that.
         """
-        fades = FADES if self.grown_s > self.spared_s else 1.0
+        num_ample = self.ample(after_s, now_s)
+        is_first = self.grown_s > self.spared_s
+        is_known = not is_first and self.num_ample <= num_left
         return replace(
-            self, spared_s=now_s, spared_after_s=after_s, learned_s=self.learned_s / fades
+            self,
+            spared_s=now_s,
+            unneeded_since_s=self.unneeded_since_s if is_known else now_s - after_s,
+            num_ample=num_left if num_ample is None else num_ample,
+            learned_s=self.learned_s / FADES if is_first else self.learned_s,
         )
 
     def missed(self, now_s: float, *, most_s: float) -> "PoolHistory":
@@ -68,10 +77,9 @@ class PoolHistory:
 
         Workers that left longer ago than that teach nothing.
         """
-        away_s = now_s - self.spared_s
-        if away_s >= most_s:
+        if now_s - self.spared_s >= most_s:
             return self
-        unneeded_s = self.spared_after_s + away_s
+        unneeded_s = now_s - self.unneeded_since_s
         return replace(self, learned_s=min(max(self.learned_s, LEARNS * unneeded_s), most_s))
 
     def least(self, span_s: float, now_s: float) -> int | None:

@@ -5,7 +5,8 @@ GI/G/m (`queueing`). Decode: the most that one of three rules asks for: slots (L
 same formula: an answer keeps its slot for decode_s), the step time against its target, and KV
 blocks in use. The last two scale what is there by use over target, as Kubernetes' autoscaler does;
 a step has a part that does not shrink with the batch, so this comes from above and does not
-overshoot. Once blocks are short their use says nothing of what is missing: the requests in line do.
+overshoot. Once blocks are short their use says nothing of what is missing: requests that wait do,
+up to as much as is in use.
 """
 
 import math
@@ -18,8 +19,9 @@ from deploy.autoscaler.queueing import servers_for
 
 # Below this share of its target the step time asks for nothing: rounding would keep a worker.
 STEP_SLACK = 0.9
-# From this share of their target on, requests wait for blocks rather than for anything else.
-SHORT_OF_BLOCKS = 0.9
+# Where blocks are short, so many times those in use are missing at most: of those in line, some may
+# wait for prefill.
+MAX_MISSING = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +120,8 @@ def _by_blocks(scaling: ScalingConfig, demand: Demand, pool: PoolView) -> Need:
     share = pool.kv_use / scaling.decode.max_kv_use
     why = f"{pool.kv_use:.0%} of the KV blocks are in use"
     num_waiting = pool.num_waiting + demand.num_in_line
-    if share > SHORT_OF_BLOCKS and num_waiting and pool.num_reservations:
+    if share >= 1 and num_waiting and pool.num_reservations:
         # More than all cannot be in use, so those that wait are counted as those that hold some.
-        share *= 1 + num_waiting / pool.num_reservations
+        share *= 1 + min(num_waiting / pool.num_reservations, MAX_MISSING)
         why += f", and {num_waiting} requests wait beside {pool.num_reservations} that hold some"
     return Need(math.ceil(pool.num_known * share), why)

@@ -19,10 +19,10 @@ from deploy.autoscaler.history import PoolHistory
 from deploy.autoscaler.need import Need
 from deploy.autoscaler.stage import Finding, Stage
 
-# At most such a part of a pool in use leaves at once, but one worker at least, and others when it
+# Of a pool in use one worker in so many leaves at once, but one at least, and others when it
 # can be seen what those that stay do: with fewer workers batches grow, steps take longer, and so do
 # answers, which the rates of now do not tell. That takes some answers that they began.
-PART = 10
+ONE_IN = 10
 NUM_ANSWERS_SEEN = 2
 
 
@@ -126,14 +126,14 @@ def _shrink(  # noqa: PLR0913 - all that one decision is made from
         return Wish(num_workers, Rule.UNKNOWN, why)
     if now_s - pool.history.grown_s < scaling.cooldown_s:
         return Wish(num_workers, Rule.COOLING, f"it grew less than {scaling.cooldown_s:g} s ago")
-    settled_s = scaling.cooldown_s
-    if pool.role is Role.DECODE and demand.decode_s is not None:
-        settled_s += NUM_ANSWERS_SEEN * demand.decode_s.mean
-    if now_s - pool.history.shrunk_s < settled_s:
-        why = f"it shrank less than {settled_s:.0f} s ago"
-        return Wish(num_workers, Rule.COOLING, why)
     if most > 0:
-        most = max(most, num_workers - max(num_workers // PART, 1))
+        settled_s = scaling.cooldown_s
+        if pool.role is Role.DECODE and demand.decode_s is not None:
+            settled_s += NUM_ANSWERS_SEEN * demand.decode_s.mean
+        if now_s - pool.history.shrunk_s < settled_s:
+            why = f"it shrank less than {settled_s:.0f} s ago"
+            return Wish(num_workers, Rule.COOLING, why)
+        most = max(most, num_workers - max(num_workers // ONE_IN, 1))
     return Wish(
         max(most, 1),
         Rule.SPARE,

@@ -38,7 +38,8 @@ def _show(found: Iterator[tuple[int, Entry]], *, every: bool) -> None:
     number, is_any_shown = 0, False
     for number, entry in found:
         if every or entry["actions"] or "reload" in entry:
-            out.print(f"{number:6}  {entry['at']}  {entry['sentence']}")
+            at = entry.get("at", f"{entry['now_s']:.1f} s")  # older lines have no time of day
+            out.print(f"{number:6}  {at}  {entry['sentence']}")
             is_any_shown = True
     if not is_any_shown:
         out.print(f"{number} decisions, and none changed anything: --all shows them")

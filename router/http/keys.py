@@ -1,8 +1,8 @@
 """Asks every HTTP request for an API key, before its body is read.
 
 Knows no keys: `require_user` and `require_admin` decide. /health and /ready are open, as load
-balancers need them, and so are the files of the page, which hold nothing of the cluster: a browser
-shows a key only with what they fetch. That is for administrators, as the Admin service is.
+balancers need them, and so are / and the files of the page, which hold nothing of the cluster: a
+browser shows a key only with what they fetch. That is for administrators, as the Admin service is.
 """
 
 from collections.abc import Callable

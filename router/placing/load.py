@@ -119,7 +119,7 @@ def max_tokens_of(info: WorkerInfo) -> int:
 
 @dataclass(frozen=True)
 class Loads:
-    """Both pools as they are now; what all requests ask of them is looked up once."""
+    """Both pools as they are now; what is asked of all their workers is looked up once for it."""
 
     prefill: Sequence[PrefillLoad]
     decode: Sequence[DecodeLoad]

@@ -1,10 +1,11 @@
 """What telemetry costs is told by neighbouring steps with and without it, and how surely."""
 
+import math
 import random
 
 import pytest
 
-from bench import telemetry
+from bench import telemetry, telemetry_direct
 from bench.telemetry import Estimate, Loop, Pair, Switched, Taken, measure
 from core.events.step import StepFacts
 from decode_worker.step_log import StepLog
@@ -24,9 +25,18 @@ def test_a_machine_that_gets_slower_is_no_cost_and_bounds_hold_the_true_one():
     assert estimate.low < estimate.median < estimate.high
 
 
+@pytest.mark.parametrize("num_values", [9, 20, 200, 601])
+def test_the_bounds_hold_the_median_in_95_of_100_draws(num_values):
+    # The k-th smallest value is above the median as often as fewer than k of all lie below it.
+    low = int(Estimate.of(range(num_values)).low)
+    misses = 2 * sum(math.comb(num_values, k) for k in range(low + 1)) / 2**num_values
+    assert 0.02 < misses <= 0.05
+
+
 def test_the_report_keeps_pairs_without_it_apart_and_sets_the_direct_measure_beside(monkeypatch):
     monkeypatch.setattr(telemetry, "recording_us", lambda num_sequences: 2.0 * num_sequences)
     monkeypatch.setattr(telemetry, "message_us", lambda: 3.0)
+    monkeypatch.setattr(telemetry, "ending_us", lambda: 7.0)
     pairs = [pair(1.0, cost=0.02)] * 9 + [pair(1.0, has_on=False, cost=-0.01)] * 5
     found = {row.name: row.value for row in telemetry.rows(pairs, 10, scrape_s=0.006)}
     assert found["decode step of 10, telemetry off"] == pytest.approx(1000.0)
@@ -48,7 +58,7 @@ def test_a_step_without_it_is_told_afterwards_so_that_no_gap_grows():
         switch.catch_up()
     report = pace.report(slot_wait_s=0.0)
     assert report.longest_gap.gap_s == pytest.approx(1.0)
-    assert switch.on.counts.tally is not switch.off.counts.tally
+    assert report.step_s == pytest.approx(40 * 0.9)
 
 
 def test_a_real_worker_is_measured(tmp_path):
@@ -57,11 +67,24 @@ def test_a_real_worker_is_measured(tmp_path):
     assert len(pairs) == 70
     assert {each.has_on for each in pairs} == {True, False}
     assert all(taken.seconds > 0 for each in pairs for taken in (each.other, each.off))
-    loop.scrape()
+    assert loop.scrape_s() > 0
+
+
+def test_what_a_step_costs_counts_for_the_pairs_that_have_it(tmp_path, monkeypatch):
+    def step(self, *, is_on):
+        return Taken(1.1 if is_on else 1.0, 1.0)
+
+    monkeypatch.setattr(Loop, "step", step)
+    loop = Loop(write_tiny_model(tmp_path))
+    pairs = [loop.pair() for _ in range(50)]
+    costs = {pair.has_on: pair.cost(lambda taken: taken.seconds) for pair in pairs}
+    assert costs == {True: pytest.approx(0.1), False: 0.0}
+    assert all(pair.cost(lambda taken: taken.seconds) >= 0 for pair in pairs)
 
 
 def test_recording_costs_something_and_more_for_more_sequences(monkeypatch):
-    monkeypatch.setattr(telemetry, "NUM_CALLS", 50)
-    monkeypatch.setattr(telemetry, "NUM_REPEATS", 5)
-    assert 0 < telemetry.recording_us(1) < telemetry.recording_us(64)
-    assert telemetry.message_us() > 0
+    monkeypatch.setattr(telemetry_direct, "NUM_CALLS", 50)
+    monkeypatch.setattr(telemetry_direct, "NUM_REPEATS", 5)
+    assert 0 < telemetry_direct.recording_us(1) < telemetry_direct.recording_us(64)
+    assert telemetry_direct.message_us() > 0
+    assert telemetry_direct.ending_us() > 0

@@ -9,7 +9,7 @@ import pytest
 from core.settings.scaling import DecodeScaling, PoolScaling
 from core.worker import Role
 from deploy.autoscaler.facts import Life, LinkView, PoolView
-from deploy.autoscaler.history import PoolHistory, State
+from deploy.autoscaler.history import Noted, PoolHistory, State
 from deploy.autoscaler.queueing import mean_wait_s, servers_for
 from deploy.autoscaler.record import ChangeRole, Drain, GiveUp, Start
 from deploy.autoscaler.stage import Stage
@@ -154,18 +154,23 @@ def test_what_is_stale_is_unknown_and_never_zero():
     assert "1 of its workers have not told" in after(half, Role.DECODE).why
 
 
-def test_where_blocks_are_short_those_that_wait_are_counted_as_those_that_hold_some():
-    # Use alone would say 3 of 2 workers, however many wait.
-    full = [decode(f"d{i}", num_running=5, num_reservations=10, kv_use=0.97) for i in (1, 2)]
-    line = {"num_in_line": 30, "oldest_in_line_s": 4.0}
-    record = Run(scaling_of()).tick([prefill("p1"), *full], demand_of(decode_s=0.1, **line))
+@pytest.mark.parametrize(
+    ("kv_use", "num_in_line", "needed"),
+    # Use alone says 3 of 2 workers, however many wait; at most as many again as are in use.
+    [(0.97, 0, 3), (0.97, 10, 4), (0.97, 30, 5), (0.97, 300, 5), (0.85, 300, 2), (0.5, 300, 2)],
+)
+def test_where_blocks_are_short_those_that_wait_are_counted_as_those_that_hold_some(
+    kv_use, num_in_line, needed
+):
+    busy = [decode(f"d{i}", num_running=5, num_reservations=10, kv_use=kv_use) for i in (1, 2)]
+    late = prefill("p1", num_waiting=8, num_queued_tokens=9000, oldest_wait_s=5.0)
+    line = {"num_in_line": num_in_line, "oldest_in_line_s": 4.0 if num_in_line else 0.0}
+    demand = demand_of(requests_per_s=0.5, decode_s=0.1, **line)
+    record = Run(scaling_of()).tick([late, *busy], demand)
     need = after(record, Role.DECODE)
-    assert need.needed == math.ceil(2 * 0.97 / 0.9 * (1 + 30 / 20))
-    assert "30 requests wait beside 20 that hold some" in need.why
-    # Where there are blocks they wait for something else.
-    half = [replace(each, load=replace(each.load, kv_use=0.5)) for each in full]
-    record = Run(scaling_of()).tick([prefill("p1"), *half], demand_of(decode_s=0.1, **line))
-    assert after(record, Role.DECODE).needed < 4
+    assert need.needed == needed
+    words = f"{num_in_line} requests wait beside 20 that hold some"
+    assert (words in need.why) == (needed > 3)
 
 
 @pytest.mark.case("B-143")
@@ -236,12 +241,33 @@ def test_a_pool_keeps_workers_for_bursts_that_come_again_soon_after_they_left():
     assert plant.run.state.prefill.learned_s == pytest.approx(unneeded_s / 2, abs=1)
 
 
+def noted(history, num_ample, *, until_s, every_s=10.0):
+    """With such needs from the last one on."""
+    now_s = history.needs[-1].at_s if history.needs else -every_s
+    while now_s < until_s:
+        now_s += every_s
+        history = history.noted(Noted(now_s, num_ample, num_ample), keep_s=2000.0)
+    return history
+
+
 def test_what_was_learned_fades_once_for_all_that_leave_until_the_pool_grows():
     history = PoolHistory(spared_s=50.0, grown_s=100.0, learned_s=800.0)
-    for now_s in (1000.0, 1060.0, 1120.0):  # as a large pool gives its workers up
-        history = history.spared(800.0, now_s)
+    history = noted(history, 1, until_s=1000.0)
+    for number, now_s in enumerate((1000.0, 1060.0, 1120.0)):  # as a pool gives its workers up
+        history = history.spared(9 - number, 800.0, now_s)
     assert history.learned_s == 400.0
-    assert history.changed(1, 1200.0).spared(400.0, 2000.0).learned_s == 200.0
+    assert history.changed(1, 1200.0).spared(5, 400.0, 2000.0).learned_s == 200.0
+
+
+def test_workers_that_left_one_after_the_other_were_not_needed_since_the_first_could_have_left():
+    history = noted(PoolHistory(grown_s=0.0), 1, until_s=300.0)
+    for num_left, now_s in ((3, 300.0), (2, 360.0), (1, 420.0)):
+        history = noted(history, 1, until_s=now_s).spared(num_left, 300.0, now_s)
+    assert history.missed(500.0, most_s=3600.0).learned_s == 2 * 500.0
+    # Those that were needed after others had left: since then.
+    history = noted(PoolHistory(grown_s=0.0), 3, until_s=300.0).spared(3, 300.0, 300.0)
+    history = noted(history, 1, until_s=700.0).spared(2, 300.0, 700.0)
+    assert history.missed(800.0, most_s=3600.0).learned_s == 2 * 400.0
 
 
 def test_bursts_that_come_after_the_longest_time_teach_nothing():

@@ -291,6 +291,16 @@ class TestRootCause:
         assert caught.value is cause
         await split.nothing_is_left()
 
+    async def test_if_both_say_no_more_than_that_nothing_is_waited_for(self, split, monkeypatch):
+        monkeypatch.setattr(dispatch, "CAUSE_S", 60.0)
+        task, call = await reach(split, "prefilling", make_request())
+        split.decode.update(RequestFailed("r", ECHO))
+        call.say(TransferFailed(TransferFailure.ABORTED, "decode gave the request up"))
+        with pytest.raises(TransferFailed):
+            async with asyncio.timeout(5):
+                await task
+        await split.nothing_is_left()
+
     async def test_if_nobody_says_more_that_is_told_soon(self, split, monkeypatch):
         monkeypatch.setattr(dispatch, "CAUSE_S", 0.01)
         task, _ = await reach(split, "prefilling", make_request())
