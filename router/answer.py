@@ -35,7 +35,7 @@ from core.worker import (
     Reserved,
 )
 from router.placing.placement import Placement
-from router.recovery import Failure
+from router.placing.recovery import Failure
 from router.timeline.record import Record
 
 

@@ -44,8 +44,8 @@ from router.members.member import DecodeMember, Mailbox
 from router.placing.knowledge import Lease
 from router.placing.line import Placing
 from router.placing.placement import Placement
+from router.placing.recovery import Failure, Origin, Recovery
 from router.policy import DispatchPolicy
-from router.recovery import Failure, Origin, Recovery
 from router.telemetry.totals import KvCounters
 
 # So long a worker's own word for a failure is waited for, once the other one passed it on.

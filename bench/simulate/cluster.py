@@ -29,7 +29,7 @@ from deploy.autoscaler.record import Action, Record
 from prefill_worker import scheduler as reading
 from router.config import FrontDoorConfig
 from router.placing.placement import Placement
-from router.recovery import Failure, Recovery
+from router.placing.recovery import Failure, Recovery
 
 # SmolLM2-135M, which the machine's figures are of.
 NUM_LAYERS, NUM_KV_HEADS, HEAD_DIM = 30, 3, 64

@@ -7,7 +7,7 @@ from core.request import Priority, RequestId, WorkerName
 from router.placing.fairness import Ticket
 from router.placing.knowledge import Lease
 from router.placing.load import Need
-from router.recovery import Recovery
+from router.placing.recovery import Recovery
 
 
 @dataclass(eq=False, slots=True)

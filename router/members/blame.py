@@ -11,7 +11,7 @@ Pure.
 
 from core.errors import Overloaded, PeerLost, PeerStopping, TransferFailed
 from router.members.member import Member
-from router.recovery import FINAL, Failure
+from router.placing.recovery import FINAL, Failure
 
 BLAMELESS = (*FINAL, Overloaded, PeerStopping)
 

@@ -26,7 +26,7 @@ from router.members.member import DecodeMember, Member
 from router.members.stuck import Stuck, StuckWorkers
 from router.placing.load import DecodeLoad, PrefillLoad
 from router.placing.placement import Placement
-from router.recovery import Failure
+from router.placing.recovery import Failure
 from twophase.credentials import Credentials
 from twophase.peer import Peer, lost
 

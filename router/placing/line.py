@@ -30,8 +30,8 @@ from router.placing.load import DecodeLoad, Loads, Need, PrefillLoad
 from router.placing.migration import move
 from router.placing.placement import Placement, Reason, Rejected, Rules, place
 from router.placing.prefix_index import PromptBlocks
+from router.placing.recovery import Recovery
 from router.policy import DispatchPolicy
-from router.recovery import Recovery
 
 
 @dataclass(eq=False, slots=True)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from router.placing.load import DecodeLoad, Need
 from router.placing.placement import Placement, emptiest, load_of
-from router.recovery import Origin
+from router.placing.recovery import Origin
 
 
 def move(origin: Origin, need: Need, decode: Sequence[DecodeLoad]) -> Placement | None:

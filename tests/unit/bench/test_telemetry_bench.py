@@ -5,8 +5,9 @@ import random
 
 import pytest
 
-from bench import telemetry, telemetry_direct
-from bench.telemetry import Estimate, Loop, Pair, Switched, Taken, measure
+from bench.telemetry import __main__ as telemetry
+from bench.telemetry import direct
+from bench.telemetry.__main__ import Estimate, Loop, Pair, Switched, Taken, measure
 from core.events.step import StepFacts
 from decode_worker.step_log import StepLog
 from tests.tiny_model import write_tiny_model
@@ -83,8 +84,8 @@ def test_what_a_step_costs_counts_for_the_pairs_that_have_it(tmp_path, monkeypat
 
 
 def test_recording_costs_something_and_more_for_more_sequences(monkeypatch):
-    monkeypatch.setattr(telemetry_direct, "NUM_CALLS", 50)
-    monkeypatch.setattr(telemetry_direct, "NUM_REPEATS", 5)
-    assert 0 < telemetry_direct.recording_us(1) < telemetry_direct.recording_us(64)
-    assert telemetry_direct.message_us() > 0
-    assert telemetry_direct.ending_us() > 0
+    monkeypatch.setattr(direct, "NUM_CALLS", 50)
+    monkeypatch.setattr(direct, "NUM_REPEATS", 5)
+    assert 0 < direct.recording_us(1) < direct.recording_us(64)
+    assert direct.message_us() > 0
+    assert direct.ending_us() > 0

@@ -12,7 +12,7 @@ from core.request_state import RequestState
 from core.worker import RequestFailed
 from router.answer import Answer
 from router.placing.placement import Placement
-from router.recovery import Failure
+from router.placing.recovery import Failure
 from tests.unit.router.doubles import (
     DONE,
     FIRST,

@@ -16,7 +16,7 @@ from core.worker import Role
 from router.members.blame import blamed
 from router.members.breaker import FIRST_BACKOFF_S, MAX_FAILURES
 from router.placing.placement import Placement
-from router.recovery import Failure
+from router.placing.recovery import Failure
 
 STEP = TwophaseError("the step failed")
 MOVE = TransferFailed(TransferFailure.CHECKSUM, "piece 3")

@@ -11,7 +11,7 @@ from router.dispatch import Dispatcher, DispatchPolicy
 from router.members.member import MIN_MIGRATED_TOKENS, Mailbox
 from router.placing.load import DecodeLoad, Need
 from router.placing.migration import move
-from router.recovery import Origin
+from router.placing.recovery import Origin
 from router.telemetry.totals import KvCounters
 from tests.unit.router.doubles import (
     DONE,

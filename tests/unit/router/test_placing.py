@@ -19,8 +19,8 @@ from router.members.fleet import Fleet
 from router.placing import rates
 from router.placing.line import Placing
 from router.placing.load import DecodeLoad, PrefillLoad
+from router.placing.recovery import Recovery
 from router.policy import DispatchPolicy
-from router.recovery import Recovery
 from tests.unit.router.doubles import (
     DONE,
     FIRST,

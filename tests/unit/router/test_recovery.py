@@ -25,7 +25,7 @@ from router.answer import Answer
 from router.dispatch import Dispatcher, DispatchPolicy
 from router.placing.load import DecodeLoad, Loads, PrefillLoad
 from router.placing.placement import Placement
-from router.recovery import Failure, Recovery
+from router.placing.recovery import Failure, Recovery
 from router.telemetry.totals import KvCounters
 from tests.unit.router.doubles import (
     DONE,

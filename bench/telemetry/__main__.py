@@ -25,7 +25,7 @@ from typing import cast
 
 from bench.load import random_prompt
 from bench.report import Row, print_report
-from bench.telemetry_direct import FAR_S, ending_us, fastest_s, message_us, recording_us
+from bench.telemetry.direct import FAR_S, ending_us, fastest_s, message_us, recording_us
 from core.clock import MonotonicClock
 from core.config import Mode
 from core.events.step import StepFacts
