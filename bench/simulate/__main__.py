@@ -19,6 +19,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rich.console import Console
+
 from bench.report import Row, print_report
 from bench.simulate.cluster import BLOCK_TOKENS, Autoscaled, Decide, Simulation
 from bench.simulate.machine import fitted
@@ -35,6 +37,8 @@ SPEED_REQUESTS = MAX_REQUESTS = 100_000
 # Up to so many workers every tenth split is tried, and the turning load is played.
 SEARCHED_WORKERS = 100
 
+_PROGRESS = Console(stderr=True)
+
 
 def config_of(num_prefill: int, num_decode: int, budget: int) -> ClusterConfig:
     """A cluster that begins with these workers and may have `budget`."""
@@ -50,9 +54,24 @@ def config_of(num_prefill: int, num_decode: int, budget: int) -> ClusterConfig:
     return load_config(None, words).model_copy(update={"scaling": scaling})
 
 
-def play(config: ClusterConfig, arrivals: Sequence[Arrival], decide: Decide | None) -> Outcome:
-    """One run."""
-    return Outcome.of(Simulation(config, fitted(), decide=decide).run(arrivals), Slo())
+def play(
+    config: ClusterConfig,
+    arrivals: Sequence[Arrival],
+    decide: Decide | None,
+    *,
+    who: str = "static",
+) -> Outcome:
+    """One run; what came of it is told at once, since all of them may take an hour."""
+    started_s = time.process_time()
+    outcome = Outcome.of(Simulation(config, fitted(), decide=decide).run(arrivals), Slo())
+    pools = (config.prefill_pool, config.decode)
+    split = "+".join(str(pool.replicas) for pool in pools if pool is not None)
+    _PROGRESS.print(
+        f"{len(arrivals):7} requests, {who} {split}: {outcome.attainment:.2%} good, "
+        f"{outcome.worker_hours:.2f} worker-hours ({time.process_time() - started_s:.0f} CPU s)",
+        highlight=False,
+    )
+    return outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +122,7 @@ def _best_of(
 def compare(load: Load, budget: int) -> list[Row]:
     """Rows of one load."""
     arrivals = load.of(budget)
+    _PROGRESS.print(f"{load.name}, {budget} workers", style="bold")
     is_large = budget > SEARCHED_WORKERS
     best, static = best_static_near(load, budget) if is_large else best_static(arrivals, budget)
     even = config_of(budget // 2, budget - budget // 2, budget)
@@ -111,9 +131,9 @@ def compare(load: Load, budget: int) -> list[Row]:
         "queue length": HorizontalScaler(even.scaling, queue_length),
         "utilisation": HorizontalScaler(even.scaling, utilisation),
     }
-    outcomes = {who: play(even, arrivals, decide) for who, decide in others.items()}
+    outcomes = {who: play(even, arrivals, decide, who=who) for who, decide in others.items()}
     started_s = time.process_time()
-    ours = outcomes["twophase"] = play(even, arrivals, Autoscaled(even))
+    ours = outcomes["twophase"] = play(even, arrivals, Autoscaled(even), who="twophase")
     seconds = time.process_time() - started_s
     name, peer = f"{load.name}, {budget} workers", f"static {best}P+{budget - best}D"
     rows = [Row(f"{name}: simulated requests", len(arrivals) / seconds, "per CPU s")]
@@ -138,7 +158,7 @@ def speed(budget: int) -> Row:
     config = config_of(budget // 2, budget - budget // 2, budget)
     arrivals = scaled(poisson(budget / 5, 3600.0, 512, 128), num_requests=SPEED_REQUESTS)
     started_s = time.process_time()
-    play(config, arrivals, Autoscaled(config))
+    play(config, arrivals, Autoscaled(config), who="twophase")
     seconds = time.process_time() - started_s
     name = f"{SPEED_REQUESTS} requests simulated, {budget} workers"
     return Row(name, seconds, "CPU s", "limit", 60.0)
