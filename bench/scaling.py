@@ -2,7 +2,7 @@
 
 A cluster in child processes begins with one worker in each pool and may have three. The first half
 of the load is long prompts with short answers, the second short prompts with long answers, both
-faster than one worker can do. Two rounds with the same load:
+faster than one worker can do, as was measured just before. Two rounds with the same load:
 
 - as it is: prefill grows first, then decode by a worker that changes its role, for the budget is
   spent; no stream fails
@@ -20,7 +20,7 @@ import random
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -41,12 +41,15 @@ from twophase.client import AsyncClient
 
 READY_TIMEOUT_S = 120.0
 REQUEST_TIMEOUT_S = 300.0
+NUM_MEASURED = 3
+NUM_SLOTS = 4
+WORKERS = (
+    *("engine.dtype=bfloat16", "router.port=0", "router.http_port=null", "router.max_queue_s=300"),
+    *("prefill.kv_cache=200MiB", "decode.kv_cache=300MiB"),
+    f"decode.max_num_sequences={NUM_SLOTS}",
+)
 SETTINGS = (
-    "engine.dtype=bfloat16",
-    "router.port=0",
-    "router.http_port=null",
-    "router.max_queue_s=300",
-    *("prefill.kv_cache=200MiB", "decode.kv_cache=300MiB", "decode.max_num_sequences=4"),
+    *WORKERS,
     "scaling.prefill={max_replicas: 2, target_wait_s: 0.5}",
     "scaling.decode={max_replicas: 2, target_wait_s: 0.5, target_step_s: 60.0}",
     *("scaling.budget=3", "scaling.interval_s=2", "scaling.grow_after_s=6"),
@@ -59,18 +62,21 @@ Record = dict[str, Any]  # Any: as Record.to_json writes it
 
 @dataclass(frozen=True, slots=True)
 class Half:
-    """One half of the load."""
+    """One half of the load: `load` times what one worker does, which does num_at_once at once."""
 
     name: str
     num_prompt_tokens: int
     num_output_tokens: int
-    requests_per_s: float
+    num_at_once: int
+    load: float
 
 
 HALVES = (
-    Half("long prompts, short answers", 1200, 4, 1.0),
-    Half("short prompts, long answers", 32, 160, 0.7),
+    Half("long prompts, short answers", 1200, 4, 1, 1.3),
+    Half("short prompts, long answers", 32, 160, NUM_SLOTS, 1.6),
 )
+# Requests a second in each half.
+Rates = dict[Half, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,27 +122,54 @@ class Round:
         return sum(len(change["names"]) for change in changes)
 
 
-async def send(address: str, vocab_size: int, seconds: float, *, is_cut: bool) -> Seen:
-    """Both halves, `seconds` each; the streams of each are waited for, or cut, at its end."""
-    draw_token, turned_s = random.Random(1), 0.0
-    ended: list[BaseException | None] = []
+async def rates_of(address: str) -> Rates:
+    """How often requests of each half come: `load` times what workers were just seen to do."""
+    rates = {}
     async with AsyncClient(address) as client:
+        sender = Sender(client, (await client.model()).vocab_size)
         for half in HALVES:
-            turned_s, streams = time.monotonic(), []
-            for _ in range(round(seconds * half.requests_per_s)):
-                one = stream(
-                    client,
-                    random_prompt(draw_token, half.num_prompt_tokens, vocab_size),
-                    StreamLog(),
-                    max_tokens=half.num_output_tokens,
-                    timeout_s=REQUEST_TIMEOUT_S,
-                )
-                streams.append(asyncio.ensure_future(one))
-                await asyncio.sleep(1 / half.requests_per_s)
-            for running in streams:
-                if is_cut:
-                    running.cancel()
-            ended += await asyncio.gather(*streams, return_exceptions=True)
+            for _ in range(NUM_MEASURED):  # the first warms up
+                began_s = time.monotonic()
+                await asyncio.gather(*(sender.send(half) for _ in range(half.num_at_once)))
+                seconds = time.monotonic() - began_s
+            rates[half] = half.load * half.num_at_once / seconds
+    return rates
+
+
+@dataclass(slots=True)
+class Sender:
+    """Sends requests of either half; the same prompts in the same order each time."""
+
+    client: AsyncClient
+    vocab_size: int
+    draw_token: random.Random = field(default_factory=lambda: random.Random(1))
+
+    async def send(self, half: Half) -> None:
+        """One request, to its end."""
+        await stream(
+            self.client,
+            random_prompt(self.draw_token, half.num_prompt_tokens, self.vocab_size),
+            StreamLog(),
+            max_tokens=half.num_output_tokens,
+            timeout_s=REQUEST_TIMEOUT_S,
+        )
+
+
+async def send(
+    client: AsyncClient, vocab_size: int, rates: Rates, seconds: float, *, is_cut: bool
+) -> Seen:
+    """Both halves, `seconds` each; the streams of each are waited for, or cut, at its end."""
+    sender, turned_s = Sender(client, vocab_size), 0.0
+    ended: list[BaseException | None] = []
+    for half, rate in rates.items():
+        turned_s, streams = time.monotonic(), []
+        for _ in range(round(seconds * rate)):
+            streams.append(asyncio.ensure_future(sender.send(half)))
+            await asyncio.sleep(1 / rate)
+        for running in streams:
+            if is_cut:
+                running.cancel()
+        ended += await asyncio.gather(*streams, return_exceptions=True)
     return _seen(ended, turned_s)
 
 
@@ -150,7 +183,14 @@ def _seen(ended: Sequence[BaseException | None], turned_s: float) -> Seen:
     return Seen(num_good, num_cut, tuple(errors), turned_s)
 
 
-def play(config: ClusterConfig, seconds: float, *, is_cut: bool) -> Round:
+def measured_rates(config: ClusterConfig) -> Rates:
+    """What to send, by a cluster of one worker in each pool."""
+    with local_cluster(config, tell=lambda line: None) as cluster:
+        wait_until_ready(cluster.address, config.security, READY_TIMEOUT_S)
+        return asyncio.run(rates_of(cluster.address))
+
+
+def play(config: ClusterConfig, rates: Rates, seconds: float, *, is_cut: bool) -> Round:
     """Run a cluster under the load."""
     assert config.scaling is not None and config.scaling.log is not None
     log = config.scaling.log
@@ -160,8 +200,8 @@ def play(config: ClusterConfig, seconds: float, *, is_cut: bool) -> Round:
         async def run() -> Seen:
             async with AsyncClient(cluster.address) as client:
                 vocab_size = (await client.model()).vocab_size
-            log.write_text("")  # what was decided while the first token went through is no load
-            return await send(cluster.address, vocab_size, seconds, is_cut=is_cut)
+                log.write_text("")  # what was decided while the first token went through is no load
+                return await send(client, vocab_size, rates, seconds, is_cut=is_cut)
 
         meter = CpuMeter()
         seen, other_cores = asyncio.run(run()), meter.read().other_cores
@@ -223,11 +263,14 @@ def main() -> None:
     out = Console(soft_wrap=True, highlight=False, markup=False)
     rounds: dict[str, Round] = {}
     with tempfile.TemporaryDirectory(prefix="twophase-") as directory:
-        words = (f"model={fetch_model(DEFAULT_MODEL)}", *SETTINGS)
+        model = f"model={fetch_model(DEFAULT_MODEL)}"
+        rates = measured_rates(load_config(None, [model, *WORKERS]))
+        for half, rate in rates.items():
+            out.print(f"{half.name}: {rate:.2f} requests a second, {half.load:g} times one worker")
         for name, more in (("links as they are", ()), ("throttled links", THROTTLE)):
             log = Path(directory) / f"{len(rounds)}.jsonl"
-            config = load_config(None, [*words, *more, f"scaling.log={log}"])
-            rounds[name] = play(config, arguments.seconds, is_cut=bool(more))
+            config = load_config(None, [model, *SETTINGS, *more, f"scaling.log={log}"])
+            rounds[name] = play(config, rates, arguments.seconds, is_cut=bool(more))
             tell(out, name, rounds[name])
     if arguments.figure is not None:
         draw({n: (r.records, r.seen.turned_s) for n, r in rounds.items()}, arguments.figure)

@@ -32,8 +32,8 @@ def draw(rounds: Mapping[str, tuple[Records, float]], path: Path) -> None:
 def _draw_panel(panel: Axes, name: str, records: Records, turned_s: float) -> None:
     start_s = records[0]["now_s"]
     times_s = [record["now_s"] - start_s for record in records]
-    panel.axvspan(0.0, turned_s - start_s, color=FIRST_HALF, linewidth=0)
-    line = panel.twinx()
+    line = panel.twinx()  # lies behind the panel, and so does the shade
+    line.axvspan(0.0, turned_s - start_s, color=FIRST_HALF, linewidth=0)
     waiting = [_num_waiting(record) for record in records]
     line.fill_between(times_s, waiting, color=WAITING, alpha=0.4, linewidth=0, step="post")
     line.set_ylabel("requests that wait", fontsize=8, color="#5b6670")
