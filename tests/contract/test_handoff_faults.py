@@ -21,7 +21,7 @@ from tests.contract.peer import NO_FAULTS, Peer
 
 SOURCE_IDS, TARGET_IDS = (7, 2, 3, 9), (5, 11, 12, 0)
 NEW_OWNERS = 7.25
-LATE_S = 0.4
+LATE_S = 1.0
 
 KINDS = ["memory", "shm", "torch", NIXL]
 IN_PLACE = ["shm", NIXL]
