@@ -47,8 +47,11 @@ from router.telemetry.exposition import NoTelemetry, Telemetry
 from router.telemetry.measured import AnswerMeter, Measured
 
 NUM_PROMPT_TOKENS = 64
+# Fewer say nothing.
+MIN_PAIRS = 50
 # Pairs of the same streams; then others begin, so that histories stay short.
 PAIRS_A_GROUP = 60
+MAX_TOKENS = 4 * PAIRS_A_GROUP
 KV_CACHE_BYTES = 512 << 20
 SESSION = "bench"
 # Of the direct measure.
@@ -179,6 +182,13 @@ class Loop:
         self._meters: dict[bool, dict[RequestId, AnswerMeter]] = {True: {}, False: {}}
         self._generator = random.Random(7)
 
+    @property
+    def max_streams(self) -> int:
+        """Streams that have slots and blocks all at once; with more `begin` would not end."""
+        info = self._worker.info
+        num_cache_tokens = info.num_blocks * info.layout.block_size
+        return min(info.max_num_sequences, num_cache_tokens // (NUM_PROMPT_TOKENS + MAX_TOKENS) - 1)
+
     def begin(self, num_streams: int) -> None:
         """End the streams before, and step until so many others all have a token."""
         now_s = self._clock.now_s()
@@ -231,7 +241,7 @@ class Loop:
     def _request(self, index: int) -> Request:
         prompt = random_prompt(self._generator, NUM_PROMPT_TOKENS, self._runner.config.vocab_size)
         request_id = RequestId(f"{self._clock.now_s()}-{index}")
-        sampling = SamplingParams(max_tokens=4 * PAIRS_A_GROUP)
+        sampling = SamplingParams(max_tokens=MAX_TOKENS)
         return Request(request_id, tuple(prompt), sampling, deadline_s=FAR_S)
 
 
@@ -284,7 +294,11 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=600)
     parser.add_argument("--streams", type=int, default=8, help="that decode side by side")
     asked = parser.parse_args()
+    if asked.pairs < MIN_PAIRS:
+        parser.error(f"--pairs is {asked.pairs}, at least {MIN_PAIRS}")
     loop = Loop(fetch_model(asked.model))
+    if not 1 <= asked.streams <= loop.max_streams:
+        parser.error(f"--streams is {asked.streams}, from 1 to {loop.max_streams}")
     pairs = measure(loop, asked.pairs, asked.streams)
     print_report("Telemetry on against off", rows(pairs, asked.streams, loop.scrape_s()))
 

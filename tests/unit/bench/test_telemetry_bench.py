@@ -2,6 +2,7 @@
 
 import math
 import random
+import sys
 
 import pytest
 
@@ -81,6 +82,22 @@ def test_what_a_step_costs_counts_for_the_pairs_that_have_it(tmp_path, monkeypat
     costs = {pair.has_on: pair.cost(lambda taken: taken.seconds) for pair in pairs}
     assert costs == {True: pytest.approx(0.1), False: 0.0}
     assert all(pair.cost(lambda taken: taken.seconds) >= 0 for pair in pairs)
+
+
+@pytest.mark.parametrize("words", ["--pairs 49", "--streams 0", "--streams 65"])
+def test_numbers_that_cannot_be_measured_are_refused(tmp_path, monkeypatch, capsys, words):
+    model = str(write_tiny_model(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["bench.telemetry", model, *words.split()])
+    with pytest.raises(SystemExit):
+        telemetry.main()
+    assert words.replace(" ", " is ") in capsys.readouterr().err
+
+
+def test_as_many_streams_as_are_allowed_all_begin(tmp_path, monkeypatch):
+    monkeypatch.setattr(telemetry, "KV_CACHE_BYTES", 4 << 20)
+    loop = Loop(write_tiny_model(tmp_path))
+    assert 1 < loop.max_streams < 64
+    assert len(measure(loop, 61, loop.max_streams)) == 61
 
 
 def test_recording_costs_something_and_more_for_more_sequences(monkeypatch):
