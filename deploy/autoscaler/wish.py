@@ -114,7 +114,7 @@ def _grow(scaling: ScalingConfig, pool: Pool, finding: Finding, least: int, now_
     return Wish(least, Rule.AHEAD, pool.need.why)
 
 
-def _shrink(  # noqa: PLR0913 - all that one decision is made from
+def _shrink(
     scaling: ScalingConfig, pool: Pool, finding: Finding, most: int, demand: Demand, now_s: float
 ) -> Wish:
     num_workers = pool.view.num_workers
